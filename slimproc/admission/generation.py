@@ -1,0 +1,238 @@
+"""Generation: one admitted request from its place in the queue to its end: slots, rendering, deadline, outcome.
+
+The HTTP handler's own task does all its waiting, so a client that goes away cancels exactly what it asked for. Ends
+exactly once, in ``_settle``: whichever of finish, failure, deadline and ``close`` comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from slimproc.chat.templates import Rendered
+from slimproc.errors import DeadlineExceeded, EngineCrashed, SlimprocError
+from slimproc.ipc import wire
+from slimproc.replicas.incarnation import Slot
+from slimproc.request import ChatPrompt, GenerateRequest
+from slimproc.stream import TokenStream
+
+Render = Callable[[str, wire.ModelInfo, ChatPrompt], Awaitable[Rendered]]
+"""Renders a chat for a configured model that is loaded."""
+
+
+class Owner(Protocol):
+    """The controller, as a generation sees it."""
+
+    def wants_slot_again(self, generation: Generation) -> None: ...
+    def leave_queue(self, generation: Generation) -> None: ...
+    def ended(self, generation: Generation) -> None: ...
+
+
+@dataclass
+class Timeline:
+    """Monotonic instants in seconds; 0: not yet."""
+
+    arrived: float
+    granted: float = 0.0
+    first_text: float = 0.0
+    last_text: float = 0.0
+    ended: float = 0.0
+
+
+class Generation:
+    """``streams`` has one entry a sequence, in the order of the answer's choices."""
+
+    def __init__(self, request: GenerateRequest, streams: list[TokenStream], owner: Owner, render: Render) -> None:
+        assert len(streams) == request.sequences
+        self.request = request
+        self.streams = streams
+        self.times = Timeline(arrived=time.monotonic())
+        self.error: SlimprocError | None = None
+        self.outcome = ""
+        self.engine_name = ""
+        self._owner = owner
+        self._render_chat = render
+        self._rendered: Rendered | None = None
+        self._unstarted = deque(range(len(streams)))
+        self._slots: dict[int, Slot] = {}
+        self._replayed: set[int] = set()
+        self._unfinished = len(streams)
+        self._changed = asyncio.Event()
+        for stream in streams:
+            stream.on_first = self._on_first
+            stream.on_end = self._on_end
+        loop = asyncio.get_running_loop()
+        remaining = request.deadline.remaining(self.times.arrived)
+        self._deadline = loop.call_later(max(0.0, remaining), self._expire) if remaining < 1e9 else None
+
+    def __repr__(self) -> str:
+        return f"<Generation {self.request.id} {self.outcome or ('running' if self.started else 'waiting')}>"
+
+    # --- what the queue and the controller ask ----------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        """It has had a slot."""
+        return self.times.granted > 0
+
+    @property
+    def unstarted(self) -> int:
+        return len(self._unstarted)
+
+    def grant(self, slot: Slot) -> None:
+        """A slot for the next sequence. Starts it now, unless its chat has to be rendered first."""
+        index = self._unstarted.popleft()
+        self._slots[index] = slot
+        if not self.started:
+            self.times.granted = time.monotonic()
+        if self._needs_rendering:
+            self._changed.set()
+        else:
+            self._start(index)
+
+    # --- what the handler awaits --------------------------------------------------------------------------------------
+
+    async def wait_started(self, limit: float | None) -> bool:
+        """Wait for the first text or the end, at most ``limit`` seconds; True when it is there. Raises what failed."""
+        return await self._wait(lambda: self.times.first_text > 0 or self._unfinished == 0, limit)
+
+    async def wait_finished(self, limit: float | None = None) -> bool:
+        """Wait until every sequence has ended, at most ``limit`` seconds. Raises what failed."""
+        return await self._wait(lambda: self._unfinished == 0, limit)
+
+    async def _wait(self, condition: Callable[[], bool], limit: float | None) -> bool:
+        try:
+            async with asyncio.timeout(limit):
+                while self.error is None and not condition():
+                    if self._needs_rendering and self._slots:
+                        await self._render()
+                        continue
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def close(self) -> None:
+        """The handler leaves, for whatever reason. What is unfinished is cancelled: its client has gone away."""
+        if not self.outcome:
+            self._settle("cancelled")
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _needs_rendering(self) -> bool:
+        return self._rendered is None and isinstance(self.request.prompts[0], ChatPrompt)
+
+    async def _render(self) -> None:
+        chat = self.request.prompts[0]
+        assert isinstance(chat, ChatPrompt)
+        slot = next(iter(self._slots.values()))
+        try:
+            self._rendered = await self._render_chat(self.request.model, slot.model, chat)
+        except SlimprocError as error:
+            self.fail(error)
+            return
+        if not self.outcome:
+            for index in list(self._slots):
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        slot, stream = self._slots[index], self.streams[index]
+        self.engine_name = slot.engine_name
+        slot.start(stream, lambda rid: self._submit(rid, index))
+
+    def _submit(self, rid: int, index: int) -> wire.Submit:
+        request = self.request
+        which, choice = divmod(index, request.n)
+        prompt = request.prompts[which]
+        text, literals = prompt, []
+        if isinstance(prompt, ChatPrompt):
+            assert self._rendered is not None
+            text, literals = self._rendered.text, self._rendered.literals
+        sampling = request.sampling
+        if sampling.seed is not None and choice:
+            # Equal seeds would make the choices of ``n`` the same text.
+            sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)
+        return wire.Submit(
+            rid=rid,
+            prompt=text,
+            literals=literals,
+            chat=isinstance(prompt, ChatPrompt),
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            echo=request.echo,
+            sampling=sampling,
+        )
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _on_first(self, stream: TokenStream) -> None:
+        if not self.times.first_text:
+            self.times.first_text = stream.first_at_ns / 1e9
+            self._changed.set()
+
+    def _on_end(self, stream: TokenStream) -> None:
+        index = stream.index
+        self._slots.pop(index, None)
+        if stream.error is None:
+            self._unfinished -= 1
+            if self._unfinished == 0:
+                self._settle("ok")
+        elif self._may_replay(stream):
+            self._replayed.add(index)
+            stream.reset()
+            self._unstarted.appendleft(index)
+            self._owner.wants_slot_again(self)
+        else:
+            self.fail(stream.error)
+
+    def _may_replay(self, stream: TokenStream) -> bool:
+        """Its engine died, and it has given no byte yet: once more, on whatever engine comes next."""
+        return isinstance(stream.error, EngineCrashed) and not stream.first_at_ns and stream.index not in self._replayed
+
+    def fail(self, error: SlimprocError) -> None:
+        """End the whole request: an answer of which one choice failed is no answer."""
+        if not self.outcome:
+            self.error = error
+            self._settle(_OUTCOMES.get(error.code, "engine_error"))
+
+    def _expire(self) -> None:
+        where = "generating" if self.times.first_text else ("in prefill" if self.started else "waiting for a slot")
+        self.fail(DeadlineExceeded(f"the request's time is over; it was {where}"))
+
+    def _settle(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.times.ended = time.monotonic()
+        self.times.last_text = max((stream.last_at_ns for stream in self.streams), default=0) / 1e9
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for stream in self.streams:
+            stream.on_first = stream.on_end = None
+        self._owner.leave_queue(self)
+        for slot in self._slots.values():
+            slot.cancel()
+        self._slots.clear()
+        self._unstarted.clear()
+        self._changed.set()
+        self._owner.ended(self)
+
+
+_OUTCOMES = {
+    "timeout": "timeout",
+    "shutting_down": "shutdown",
+    "engine_crashed": "engine_crashed",
+    "service_unavailable": "unavailable",
+    "invalid_request_error": "invalid",
+    "context_length_exceeded": "invalid",
+}
+REFUSALS = frozenset({"unavailable", "invalid"})
+"""Outcomes that are refusals which only the engine could know: they count as rejected, as every refused request does."""

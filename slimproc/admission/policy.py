@@ -1,0 +1,85 @@
+"""Admission's decisions as pure functions over plain values: no awaits, no clock of their own, no effects."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slimproc.replicas.states import ReplicaState
+
+RETRY_FAILED_AFTER = 60.0
+"""Seconds after which a request may wake a replica that was given up."""
+
+
+class Verdict(enum.Enum):
+    START = "start"
+    """A slot is free and nobody waits for it."""
+    QUEUE = "queue"
+    REFUSE_FULL = "refuse: the queue is full"
+    REFUSE_LOADING = "refuse: loading"
+    REFUSE_FAILED = "refuse: failed"
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """What a decision may know of a replica."""
+
+    state: ReplicaState
+    free_slots: int
+    occupied: int
+    load_failed: bool
+    seconds_in_state: float
+
+
+@dataclass(frozen=True)
+class QueueView:
+    """Requests that wait: of this model, and of all; with what each may come to."""
+
+    waiting: int
+    limit: int
+    waiting_in_all: int
+    limit_in_all: int
+
+
+def decide(queue: QueueView, replicas: Sequence[ReplicaView], *, refuse_while_loading: bool) -> Verdict:
+    """What becomes of a request that has just arrived."""
+    if queue.waiting == 0 and choose(replicas) is not None:
+        return Verdict.START
+    if all(replica.state is ReplicaState.FAILED and not may_retry(replica) for replica in replicas):
+        return Verdict.REFUSE_FAILED
+    if refuse_while_loading and not any(replica.state is ReplicaState.READY for replica in replicas):
+        return Verdict.REFUSE_LOADING
+    if queue.waiting >= queue.limit or queue.waiting_in_all >= queue.limit_in_all:
+        return Verdict.REFUSE_FULL
+    return Verdict.QUEUE
+
+
+def choose(replicas: Sequence[ReplicaView]) -> int | None:
+    """Which replica gets the next sequence: the one with the least outstanding work that has a free slot."""
+    free = [place for place, replica in enumerate(replicas) if replica.free_slots > 0]
+    return min(free, key=lambda place: (replicas[place].occupied, place), default=None)
+
+
+def may_retry(replica: ReplicaView) -> bool:
+    """A replica that was given up tries again when somebody asks for it, but not more often than once a minute."""
+    return replica.state is ReplicaState.FAILED and replica.seconds_in_state >= RETRY_FAILED_AFTER
+
+
+def hopeless(replicas: Sequence[ReplicaView]) -> bool:
+    """Nobody can serve, and the last that was heard of each is that it could not be loaded: who waits is told now.
+
+    After a crash of an engine that did serve, they go on waiting: it comes back.
+    """
+    return all(
+        replica.state is ReplicaState.FAILED or (replica.state is ReplicaState.BACKOFF and replica.load_failed)
+        for replica in replicas
+    )
+
+
+def retry_after(waiting: int, drained_per_second: float) -> float:
+    """When a refused caller should come back: when the queue ahead will have drained; 1 to 60 s, 1 if unknown."""
+    if drained_per_second <= 0:
+        return 1.0
+    return float(min(60, max(1, math.ceil((waiting + 1) / drained_per_second))))

@@ -1,0 +1,1 @@
+"""Chat templates: rendered in a child process, with control tokens coming from the template alone."""

@@ -1,0 +1,99 @@
+"""Asks a running server over its admin socket, and finds that socket."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from slimproc.cli.configuration import read_or_exit
+from slimproc.config import Config, default_file
+from slimproc.errors import ServiceUnavailable
+
+_TIMEOUT = 5.0
+"""Seconds: the front answers from memory, so that anything longer means that it hangs."""
+_SYSTEM_SOCKET = Path("/run/slimproc/admin.sock")
+"""Where the systemd unit of the system's own slimproc puts it."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = _connected(self.path)
+
+
+def get(path: Path, route: str) -> bytes:
+    """The body of a 200 answer. Raises ServiceUnavailable, in one line, for anything else."""
+    connection = _UnixConnection(path)
+    try:
+        connection.request("GET", route)
+        answer = connection.getresponse()
+        body = answer.read()
+    except TimeoutError:
+        raise ServiceUnavailable(f"the server at {path} does not answer within {_TIMEOUT:g} seconds") from None
+    except OSError as error:
+        raise ServiceUnavailable(f"no server answers at {path}: {error.strerror or error}") from None
+    except http.client.HTTPException as error:
+        raise ServiceUnavailable(f"what answers at {path} speaks no HTTP ({type(error).__name__})") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise ServiceUnavailable(f"the server at {path} answers {answer.status} to GET {route}")
+    return body
+
+
+def find_socket(flags: Mapping[str, object]) -> Path:
+    """The socket that ``admin_socket``, ``port`` or the configuration name; without them, that of the only server.
+
+    Raises ServiceUnavailable where none or several are there to be asked.
+    """
+    if flags.get("admin_socket") is not None:
+        return Path(str(flags["admin_socket"])).expanduser()
+    config = _config(flags)
+    port = config.listen.port
+    expected = config.admin_socket_for(port)
+    if flags.get("port") is not None or config.admin_socket is not None or (port and _answers(expected)):
+        return expected
+    others = [path for path in _others(config) if _answers(path)]
+    if len(others) > 1:
+        raise ServiceUnavailable(
+            f"several servers run here: say which by --admin-socket ({', '.join(map(str, others))})"
+        )
+    return others[0] if others else expected
+
+
+def _config(flags: Mapping[str, object]) -> Config:
+    """What a server here would run with. Without a file its models do not matter, and the fake stands for them."""
+    known = {key: flags.get(key) for key in ("config", "port")}
+    if known["config"] is None and default_file({}, Path()) is None:
+        known["backend"] = "fake"
+    return read_or_exit(known)[1]
+
+
+def _others(config: Config) -> Iterable[Path]:
+    yield from sorted(config.runtime.path.glob("admin-*.sock"))
+    yield _SYSTEM_SOCKET
+
+
+def _answers(path: Path) -> bool:
+    try:
+        _connected(path).close()
+    except OSError:
+        return False
+    return True
+
+
+def _connected(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_TIMEOUT)
+        connection.connect(os.fspath(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,31 @@
+"""The configuration as the commands get it: from flags, this process's environment, ``.env`` and the file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from slimproc.config import Config, default_file, load_config
+from slimproc.errors import EX_CONFIG, ConfigError
+
+
+def read(flags: Mapping[str, object]) -> tuple[Path | None, Config]:
+    """The file that was read, if any, and the configuration. ``flags`` may name the file (``config``).
+
+    Raises ConfigError.
+    """
+    rest = {key: value for key, value in flags.items() if key != "config"}
+    named = flags.get("config")
+    file = default_file(rest, Path()) if named is None else Path(str(named)).expanduser()
+    return file, load_config(file, flags=rest, environ=os.environ, dotenv=Path(".env"))
+
+
+def read_or_exit(flags: Mapping[str, object]) -> tuple[Path | None, Config]:
+    """The same; a wrong configuration is told on stderr, a line a problem, and ends the process with EX_CONFIG."""
+    try:
+        return read(flags)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EX_CONFIG)

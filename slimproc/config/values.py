@@ -1,0 +1,223 @@
+"""The kinds of values that a setting can have: what each wants, and how it is read without coercion.
+
+A value is what ``plain`` or the YAML reader made: text, int, float, bool, None, a list or a mapping.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from slimproc.config.problems import shown
+
+T = TypeVar("T")
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+YEAR = 31_536_000
+"""The longest time-out, in seconds: far above any use, far below what an event loop's timer overflows at."""
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.[0-9]{1,30}(?:[eE][-+]?[0-9]{1,3})?|[eE][-+]?[0-9]{1,3})")
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,12}))? ?(" + "|".join(_UNITS) + ")")
+_TIME_WITH_UNIT = re.compile(r"[0-9.]+ ?(?:ms|s|sec|m|min|h|d)")
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}
+"""Unicode categories that would break a log line, a metrics label or its UTF-8: controls, surrogates, separators."""
+
+
+class Wrong(ValueError):
+    """The value is not of its kind. With a message of its own where ``wanted X, not Y`` would not help enough."""
+
+
+class Kind(NamedTuple, Generic[T]):
+    """``read`` returns the parsed value or raises Wrong. ``text``: an environment variable is taken as it stands."""
+
+    wanted: str
+    read: Callable[[Any], T]
+    text: bool = False
+
+    def explain(self, value: object, error: Wrong) -> str:
+        return str(error) or f"wanted {self.wanted}, not {shown(value)}"
+
+
+class Listen(msgspec.Struct, frozen=True):
+    """Where to listen. ``host`` None: all interfaces; ``port`` 0: any free one."""
+
+    host: str | None = "127.0.0.1"
+    port: int = 8000
+
+    def __str__(self) -> str:
+        host = self.host or ""
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def plain(text: str) -> str | int | float | bool | None:
+    """An unquoted scalar: true, false, null, decimal numbers; anything else (``no``, ``010``, ``1:30``) stays text."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def integer(low: int, high: int) -> Kind[int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise Wrong
+        return value
+
+    return Kind(f"an integer from {low} to {high}", read)
+
+
+def seconds(*, zero: bool = False) -> Kind[float]:
+    """A time above 0, or from 0 with ``zero``."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, str) and _TIME_WITH_UNIT.fullmatch(value):
+            raise Wrong(f"times are plain numbers of seconds (30, 0.5), not {shown(value)}")
+        if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= YEAR:
+            raise Wrong
+        if value == 0 and not zero:
+            raise Wrong
+        return float(value)
+
+    return Kind(f"a number of seconds {'from' if zero else 'above'} 0, at most {YEAR}", read)
+
+
+def size(low: int, high: int, *, power_of_two: bool = False) -> Kind[int]:
+    """Bytes: a number, or text with a unit."""
+
+    def read(value: Any) -> int:
+        count: Any = _with_unit(value) if isinstance(value, str) else value
+        if type(count) is not int or not low <= count <= high or (power_of_two and count & (count - 1)):
+            raise Wrong
+        return int(count)
+
+    rule = "a power of two " if power_of_two else ""
+    return Kind(f'a size in bytes (1048576, "1MiB", "500MB"), {rule}from {spell(low)} to {spell(high)}', read)
+
+
+def _with_unit(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise Wrong
+    whole, fraction, unit = found.groups()
+    places = len(fraction or "")
+    scaled, rest = divmod(int(whole + (fraction or "")) * _UNITS[unit], 10**places)
+    if rest:
+        raise Wrong(f"{shown(text)} is not a whole number of bytes")
+    return int(scaled)
+
+
+def spell(count: int) -> str:
+    """Bytes with the largest binary unit that divides them."""
+    for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % scale == 0:
+            return f"{count // scale}{unit}"
+    return str(count)
+
+
+def choice(*words: str) -> Kind[str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise Wrong
+        return value
+
+    return Kind(f"one of {', '.join(words)}", read, text=True)
+
+
+def _read_boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Wrong
+    return value
+
+
+def _read_text(value: Any) -> str:
+    if type(value) in (int, float, bool):
+        raise Wrong(f"wanted text, not {shown(value)}: quote it")
+    if not isinstance(value, str) or not value:
+        raise Wrong
+    if any(unicodedata.category(c) in _UNPRINTABLE for c in value):
+        raise Wrong(f"{shown(value)} has control characters, or bytes that are not UTF-8, in it")
+    return value
+
+
+def _read_name(value: Any) -> str:
+    text = _read_text(value)
+    if len(text) > 256:
+        raise Wrong(f"a model's name has at most 256 characters; {shown(text)} has {len(text)}")
+    return text
+
+
+def _read_names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise Wrong
+    names = []
+    for index, item in enumerate(value):
+        try:
+            names.append(_read_name(item))
+        except Wrong as error:
+            raise Wrong(f"item {index + 1}: {NAME.explain(item, error)}") from None
+    return tuple(names)
+
+
+def _read_socket_path(value: Any) -> str:
+    text = _read_text(value)
+    if len(text.encode()) > 100:
+        raise Wrong(f"a unix socket's path has at most 100 bytes; this one has {len(text.encode())}")
+    return text
+
+
+def read_host(value: Any) -> str | None:
+    """A host alone, IPv6 without brackets; ``""`` and ``*`` are all interfaces. Raises Wrong."""
+    if not isinstance(value, str):
+        raise Wrong
+    if value in ("", "*"):
+        return None
+    if ":" not in value and _HOST_NAME.fullmatch(value) and not re.fullmatch(r"[0-9.]+", value):
+        return value
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise Wrong from None
+    return value
+
+
+def _read_listen(value: Any) -> Listen:
+    if type(value) is int:
+        raise Wrong(f'wanted HOST:PORT, not {value}; for all interfaces write ":{value}"')
+    if not isinstance(value, str):
+        raise Wrong
+    host, colon, port_text = value.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if ":" not in host:
+            raise Wrong
+    elif ":" in host:
+        raise Wrong(f"wanted HOST:PORT, not {shown(value)}; an IPv6 address needs brackets: [::1]:8000")
+    port = plain(port_text)
+    if not colon or type(port) is not int or not 0 <= port <= 65535:
+        raise Wrong
+    return Listen(read_host(host), port)
+
+
+BOOLEAN = Kind("true or false", _read_boolean)
+TEXT = Kind("text", _read_text, text=True)
+NAME = Kind("text of 1 to 256 characters", _read_name, text=True)
+NAMES = Kind("a list of texts", _read_names)
+PATH = Kind("a path", _read_text, text=True)
+SOCKET_PATH = Kind("a path", _read_socket_path, text=True)
+HOST = Kind("a host name or an IP address", read_host, text=True)
+PORT = integer(0, 65535)
+LISTEN = Kind('HOST:PORT (127.0.0.1:8000, ":8000" for all interfaces, "[::1]:8000")', _read_listen, text=True)

@@ -1,0 +1,92 @@
+"""The one interface that llama.cpp, MLX and the fake implement, and the table of who implements it.
+
+A backend computes and nothing else: it is called by one thread, never waits for the front, and knows neither text nor
+limits. ``sequence.py`` turns its bytes into text and decides where a sequence ends; ``loop.py`` calls it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from slimproc.errors import LoadFailed
+
+if TYPE_CHECKING:
+    from slimproc.engines.sequence import Sequence
+    from slimproc.ipc.wire import ModelInfo
+    from slimproc.settings import EngineSettings
+
+
+class Produced(NamedTuple):
+    """One new token of one sequence: ``piece`` is its bytes. ``end``: the model ended by itself after ``piece``."""
+
+    sequence: Sequence
+    piece: bytes
+    end: bool = False
+
+
+class SequenceFailed(NamedTuple):
+    """One sequence cannot go on; its neighbours can."""
+
+    sequence: Sequence
+    message: str
+
+
+class Backend(Protocol):
+    """Who may call: the engine's one thread. Errors: see each method; anything else is a bug and ends the engine."""
+
+    @property
+    def poll_interval(self) -> float | None:
+        """Seconds that the loop may wait for commands before it calls ``step`` again; a plain attribute will do.
+
+        0: a step has work at once. None: there is no clock to wait for, so while sequences run a step has work (a
+        backend that computes says so always, the fake when nothing runs).
+        """
+
+    def load(self, progress: Callable[[float], None]) -> ModelInfo:
+        """Load the model. Raises LoadFailed."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of ``text``. At most one BOS is added, and none to a text that brings its own."""
+
+    def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
+        """Token ids of a rendered chat: control tokens are parsed everywhere but in the character spans ``literals``."""
+
+    def detokenize(self, tokens: list[int]) -> bytes: ...
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence join the batch from the next step on. Its prompt fits; a slot is free.
+
+        Raises InvalidRequest for what only the backend can see is wrong (a bad script of the fake); then nothing was added.
+        """
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence at any stage, between two steps."""
+
+    def step(self) -> list[Produced | SequenceFailed]:
+        """Advance the whole batch by one call of the model: at most one token a sequence, none while it prefills."""
+
+    def close(self) -> None: ...
+
+
+BACKENDS = {
+    "fake": "slimproc.engines.fake:FakeBackend",
+    "llama_cpp": "slimproc.engines.llama_cpp.backend:LlamaCppBackend",
+}
+
+
+def create(settings: EngineSettings) -> Backend:
+    """The backend that ``settings`` names, its library imported only now. Raises LoadFailed."""
+    try:
+        module, name = BACKENDS[settings.backend].split(":")
+    except KeyError:
+        raise LoadFailed(f"unknown backend {settings.backend!r}", permanent=True) from None
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        extra = {"llama_cpp": "llama", "mlx": "mlx"}.get(settings.backend, settings.backend)
+        raise LoadFailed(
+            f"backend {settings.backend} is not installed: pip install 'slimproc[{extra}]' ({error})", permanent=True
+        ) from error
+    return cast("Backend", factory(settings))

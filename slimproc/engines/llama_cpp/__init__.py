@@ -1,0 +1,1 @@
+"""The llama.cpp backend: continuous batching on its low-level batch API."""

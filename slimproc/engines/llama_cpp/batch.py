@@ -1,0 +1,125 @@
+"""Which tokens go into the next call of the model, and in which order. Pure decisions; ``backend.py`` acts on them.
+
+llama.cpp cuts a batch into passes over the weights, and with a KV stream for each slot a pass takes only slots that
+follow one another. Each gap or disorder is one more pass (40 instead of 30 ms a step), so batches are sorted by slot
+and single gaps are closed: by a token of a waiting prompt, or by a filler that is taken back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    """``count`` tokens of one slot. A filler's token means nothing and is taken back after the call."""
+
+    slot: int
+    count: int
+    filler: bool = False
+
+
+def plan_batch(
+    pending: list[tuple[int, int]], *, budget: int, room: int, can_fill: Callable[[int], bool]
+) -> list[Chunk]:
+    """The chunks of the next call, by slot.
+
+    ``pending``: (slot, tokens not yet evaluated) of every sequence, oldest first. Who needs one token gets it, for
+    that is a running answer; prompts share ``budget`` tokens, the oldest first. ``room``: tokens the call can take.
+    ``can_fill``: whether a slot without a sequence can take a filler.
+    """
+    counts = {slot: 1 for slot, tokens in pending if tokens == 1}
+    prompts = {slot: tokens for slot, tokens in pending if tokens > 1}
+    left = min(budget, room - len(counts))
+    for slot, tokens in prompts.items():
+        if left <= 0:
+            break
+        counts[slot] = min(tokens, left)
+        left -= counts[slot]
+    left = room - sum(counts.values())
+    fillers = set()
+    for slot in single_gaps(counts):
+        if left <= 0:
+            break
+        if slot in prompts:
+            counts[slot] = 1
+        elif can_fill(slot):
+            counts[slot] = 1
+            fillers.add(slot)
+        else:
+            continue
+        left -= 1
+    return [Chunk(slot, counts[slot], slot in fillers) for slot in sorted(counts)]
+
+
+def single_gaps(slots: dict[int, int]) -> list[int]:
+    """Slots that are not among ``slots`` while both their neighbours are."""
+    return [slot + 1 for slot in sorted(slots) if slot + 1 not in slots and slot + 2 in slots]
+
+
+def passes(slots: set[int]) -> int:
+    """Over how many runs of consecutive numbers ``slots`` are spread."""
+    return sum(slot - 1 not in slots for slot in slots)
+
+
+_STEP_STRETCH = 2.5
+"""A step with prompt tokens in it takes at most so many quiet steps. The promise is 3; the rest is for noise."""
+_ALONE_SECONDS = 0.25
+"""How long a call may take while no answer is running: nothing can be cancelled meanwhile."""
+_ALONE_LEAST = 32
+"""Fewer tokens a call would read all weights for too little work."""
+_UNKNOWN_ALONE, _UNKNOWN_BESIDE = 64, 8
+"""Before anything was measured."""
+_DOWN, _UP = 0.5, 0.1
+"""Weights of a new sample. What else runs on the machine only ever makes a step longer, so shorter is believed sooner."""
+
+
+class PrefillBudget:
+    """How many prompt tokens the next call may take, learned from how long calls took. Times in seconds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._quiet: dict[int, float] = {}
+        """Seconds of a step without prompt tokens, by the number of running answers."""
+        self._beside: float | None = None
+        """Seconds that one prompt token adds to a step with running answers."""
+        self._alone: float | None = None
+
+    def tokens(self, running: int) -> int:
+        """Prompt tokens for a call with ``running`` answers in it; at least 1, so that every prompt gets on."""
+        if running == 0:
+            if self._alone is None:
+                return min(_UNKNOWN_ALONE, self._most)
+            return min(max(int(_ALONE_SECONDS / self._alone), _ALONE_LEAST), self._most)
+        quiet, price = self._quiet_step(running), self._beside or self._alone
+        if quiet is None or price is None:
+            return min(_UNKNOWN_BESIDE, self._most)
+        return min(max(int((_STEP_STRETCH - 1) * quiet / price), 1), self._most)
+
+    def observe(self, running: int, prompt_tokens: int, seconds: float) -> None:
+        """Learn from a call with ``running`` answers and ``prompt_tokens`` tokens of prompts that took ``seconds``."""
+        if prompt_tokens == 0:
+            self._quiet[running] = _blend(self._quiet.get(running), seconds)
+        elif running == 0:
+            if prompt_tokens >= _ALONE_LEAST // 2:  # the rest of a prompt says little about a whole chunk
+                self._alone = _blend(self._alone, seconds / prompt_tokens)
+        else:
+            quiet = self._quiet_step(running)
+            if quiet is not None:
+                self._beside = _blend(self._beside, max(seconds - quiet, 0.1 * seconds) / prompt_tokens)
+
+    def _quiet_step(self, running: int) -> float | None:
+        """The step of as many answers, or else of the nearest fewer (a step only grows), or a share of one of more."""
+        if running in self._quiet:
+            return self._quiet[running]
+        fewer = [count for count in self._quiet if count < running]
+        if fewer:
+            return self._quiet[max(fewer)]
+        more = [count for count in self._quiet if count > running]
+        return self._quiet[min(more)] * running / min(more) if more else None
+
+
+def _blend(old: float | None, new: float) -> float:
+    if old is None:
+        return new
+    return old + (new - old) * (_DOWN if new < old else _UP)

@@ -1,0 +1,200 @@
+"""Reads a GGUF file's header before native code does, so that a wrong file is refused in one clear line.
+
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md. Nothing here knows what a model is; llama.cpp judges that.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import stat
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slimproc.errors import LoadFailed
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_KEPT_ARRAY = 1024
+"""Longer arrays (a vocabulary) are stepped over: their values are read by llama.cpp."""
+_MAX_COUNT = 1 << 24
+"""No model has that many tensors or keys; a larger count is a broken file."""
+_SHARD = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
+
+TENSOR_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
+    16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
+    23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
+    34: (256, 54), 35: (256, 66), 39: (32, 17),
+}  # fmt: skip
+"""Elements and bytes of one block, by tensor type. A type that is not here is not checked for its size."""
+
+
+class Header(NamedTuple):
+    """``values``: the file's keys, long arrays left out. ``needed``: bytes that the file must have for its tensors."""
+
+    values: dict[str, Any]
+    needed: int
+
+
+def check_file(path: Path) -> Header:
+    """The header of the model at ``path``, once it and every other shard of it look whole.
+
+    Raises LoadFailed (permanent) for what is not there, cannot be read, is not GGUF, or is shorter than it says.
+    """
+    header = _read(path)
+    count, number = header.values.get("split.count", 0), header.values.get("split.no", 0)
+    if count > 1:
+        if number != 0:
+            raise _refusal(f"{path} is shard {number + 1} of {count}: give the path of the first one")
+        for shard in _other_shards(path, count):
+            _read(shard)
+    return header
+
+
+def _other_shards(path: Path, count: int) -> list[Path]:
+    """Shards lie beside the path as it was given: a cache's symlinks lead to files named by hashes."""
+    match = _SHARD.match(path.name)
+    if match is None or int(match[2]) != 1 or int(match[3]) != count:
+        raise _refusal(f"{path} is the first of {count} shards but is not named like it (…-00001-of-{count:05}.gguf)")
+    shards = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(2, count + 1)]
+    for number, shard in enumerate(shards, 2):
+        if not shard.exists():
+            raise _refusal(f"shard {number} of {count} is missing: {shard}")
+    return shards
+
+
+def _read(path: Path) -> Header:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise _refusal(f"{path} is a directory, not a GGUF file")
+        if not stat.S_ISREG(mode):
+            raise _refusal(f"{path} is not a file")
+        with path.open("rb") as file:
+            start = file.read(512)
+            _check_start(path, start)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                header = _parse(path, data)
+                size = len(data)
+    except FileNotFoundError:
+        raise _refusal(f"no such file: {path}") from None
+    except OSError as error:
+        raise _refusal(f"{path} cannot be read: {error.strerror}") from error
+    if size < header.needed:
+        raise _refusal(f"{path} is shorter than its tensors say: it has {size} bytes and needs {header.needed}")
+    return header
+
+
+def _check_start(path: Path, start: bytes) -> None:
+    if not start:
+        raise _refusal(f"{path} is empty")
+    if start.startswith(b"version https://git-lfs"):
+        raise _refusal(f"{path} is a Git LFS pointer: the model itself was never downloaded")
+    if start.lstrip()[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise _refusal(f"{path} is a web page, not a model: the download went wrong")
+    if start[:4] != b"GGUF":
+        raise _refusal(f"{path} is not a GGUF file (it begins with {start[:4]!r})")
+    if len(start) < 24:
+        raise _refusal(f"{path} is cut off in its header")
+    version, tensors, keys = struct.unpack_from("<IQQ", start, 4)
+    if version in {2 << 24, 3 << 24}:
+        raise _refusal(f"{path} was written for a big-endian machine")
+    if version not in {2, 3}:
+        raise _refusal(f"{path} has GGUF version {version}; versions 2 and 3 can be read")
+    if tensors > _MAX_COUNT or keys > _MAX_COUNT:
+        raise _refusal(f"{path} is broken: its header claims {tensors} tensors and {keys} keys")
+
+
+def _parse(path: Path, data: mmap.mmap) -> Header:
+    reader = _Reader(data)
+    _, tensors, keys = struct.unpack_from("<IQQ", data, 4)
+    try:
+        values = {reader.text(): reader.value(reader.scalar("<I")) for _ in range(keys)}
+        ends = [reader.tensor_end() for _ in range(tensors)]
+    except (struct.error, IndexError, OverflowError):
+        raise _refusal(f"{path} is cut off or broken in its header (at byte {reader.at} of {len(data)})") from None
+    except ValueError as error:
+        raise _refusal(f"{path} is broken: {error}") from None
+    alignment = values.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0:
+        raise _refusal(f"{path} is broken: its alignment is {alignment!r}")
+    begin = math.ceil(reader.at / alignment) * alignment
+    return Header(values, begin + max(ends) if ends else 0)
+
+
+class _Reader:
+    """Walks over a header. Leaves the file's bounds with struct.error, and nonsense with ValueError."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.at = 24
+
+    def scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(code, self._data, self.at)
+        self.at += struct.calcsize(code)
+        return value
+
+    def text(self) -> str:
+        length = self.scalar("<Q")
+        end = self._within(length)
+        text = self._data[self.at : end].decode("utf-8", "replace")
+        self.at = end
+        return text
+
+    def value(self, kind: int) -> Any:
+        """A value of type ``kind``; None for an array too long to be kept."""
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise ValueError(f"a key has the unknown type {kind}")
+        return self.scalar(_SCALARS[kind])
+
+    def _array(self) -> list[Any] | None:
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        if kind == _ARRAY:
+            raise ValueError("an array of arrays")
+        if kind != _STRING and kind not in _SCALARS:
+            raise ValueError(f"an array has the unknown type {kind}")
+        if count <= _KEPT_ARRAY:
+            return [self.value(kind) for _ in range(count)]
+        if kind == _STRING:
+            self._skip_texts(count)
+        else:
+            self.at = self._within(count * struct.calcsize(_SCALARS[kind]))
+        return None
+
+    def _skip_texts(self, count: int) -> None:
+        # A vocabulary with its merges is 10^5 strings: this loop is most of what reading a header costs.
+        data, unpack, at = self._data, struct.Struct("<Q").unpack_from, self.at
+        for _ in range(count):
+            at += 8 + unpack(data, at)[0]
+        self.at = at
+        self._within(0)
+
+    def tensor_end(self) -> int:
+        """Where a tensor's data end, in bytes from the beginning of all data."""
+        name, dimensions = self.text(), self.scalar("<I")
+        if dimensions > 4:
+            raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
+        elements = math.prod(self.scalar("<q") for _ in range(dimensions))
+        kind, offset = self.scalar("<I"), self.scalar("<Q")
+        if elements < 0:
+            raise ValueError(f"tensor {name!r} has a negative size")
+        block, size = TENSOR_BLOCKS.get(kind, (1, 0))
+        return int(offset) + math.ceil(elements / block) * size
+
+    def _within(self, length: int) -> int:
+        end = self.at + length
+        if end > len(self._data):
+            raise struct.error("past the end of the file")
+        return end
+
+
+def _refusal(message: str) -> LoadFailed:
+    return LoadFailed(message, permanent=True)

@@ -1,0 +1,198 @@
+"""Loads a model and makes its context: checks settings and file first, so that native code meets only sane values."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from slimproc.engines.llama_cpp.header import Header, check_file
+from slimproc.engines.llama_cpp.library import lib, native_log
+from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
+from slimproc.engines.llama_cpp.vocabulary import Vocabulary
+from slimproc.errors import LoadFailed
+from slimproc.ipc.wire import ModelInfo
+from slimproc.model_path import resolve
+from slimproc.settings import EngineSettings
+
+BATCH = 512
+"""Tokens that one call of llama_decode takes (n_batch and n_ubatch): beyond it CPUs gain nothing, and nothing can be
+cancelled meanwhile."""
+_DEFAULT_CONTEXT = 4096
+_CELLS = 256
+"""llama.cpp rounds a slot's KV cells to a multiple of it, and warns if it has to."""
+_MAX_SLOTS, _MIN_CONTEXT, _MAX_CELLS, _MAX_THREADS = 256, 8, 1 << 30, 512
+
+
+class LoadedModel:
+    """A model and its one context. ``close`` frees both; nothing of it may be used afterwards."""
+
+    def __init__(self, settings: EngineSettings, progress: Callable[[float], None]) -> None:
+        """Raises LoadFailed; whatever ``progress`` raises ends the load and comes out as it is."""
+        check_settings(settings)
+        if settings.path is None:
+            raise LoadFailed("llama_cpp needs a path", permanent=True)
+        path = resolve(settings.path)
+        header = check_file(path)
+        self.slots = settings.slots
+        self.threads = settings.threads or default_threads(usable_cores())
+        self._model: Any = None
+        self.context: Any = None
+        try:
+            self._model = _load(str(path), settings.gpu_layers, progress)
+            _check_kind(self._model, header)
+            self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self._model))
+            self.context_tokens = _context_tokens(settings, lib.llama_model_n_ctx_train(self._model))
+            self._kv_bytes = self._check_memory(header)
+            self._make_context()
+        except BaseException:
+            self.close()
+            raise
+        self.memory: Any = lib.llama_get_memory(self.context)
+        self.rewinds = not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
+        """Whether a sequence's last tokens can be taken back; a recurrent state knows no past."""
+
+    def info(self) -> ModelInfo:
+        template = lib.llama_model_chat_template(self._model, None)
+        return ModelInfo(
+            context=self.context_tokens,
+            slots=self.slots,
+            vocab_size=self.vocabulary.size,
+            chat_template=template.decode("utf-8", "replace") if template else None,
+            bos_token=self.vocabulary.bos_text,
+            eos_token=self.vocabulary.eos_text,
+            control_tokens=self.vocabulary.control_texts,
+            details={
+                "description": _description(self._model),
+                "parameters": lib.llama_model_n_params(self._model),
+                "size_bytes": lib.llama_model_size(self._model),
+                "kv_bytes": self._kv_bytes,
+                "trained_context": lib.llama_model_n_ctx_train(self._model),
+                "threads": self.threads,
+                "gpu_offload": bool(lib.llama_supports_gpu_offload()),
+            },
+        )
+
+    def close(self) -> None:
+        if self.context is not None:
+            lib.llama_free(self.context)
+            self.context = None
+        if self._model is not None:
+            lib.llama_model_free(self._model)
+            self._model = None
+
+    def _check_memory(self, header: Header) -> int:
+        """Bytes of KV cache for all slots. Raises LoadFailed when this machine cannot hold them at all.
+
+        They are touched while loading, and what the kernel then does to a process without memory nobody would
+        understand. On a GPU the cache lies elsewhere, and llama.cpp says itself when that is full.
+        """
+        kv_bytes = self.slots * self.context_tokens * _kv_bytes_per_token(self._model, header)
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if kv_bytes > physical and not lib.llama_supports_gpu_offload():
+            raise LoadFailed(
+                f"{self.slots} slots with {self.context_tokens} tokens of context need {kv_bytes >> 20} MiB"
+                f" of KV cache; this machine has {physical >> 20} MiB of memory",
+                permanent=True,
+            )
+        return kv_bytes
+
+    def _make_context(self) -> None:
+        params = lib.llama_context_default_params()
+        params.n_ctx = self.slots * -(-self.context_tokens // _CELLS) * _CELLS
+        params.n_seq_max = self.slots
+        params.n_batch = params.n_ubatch = BATCH
+        params.n_outputs_max = max(self.slots, 1)  # else room for BATCH rows of logits: 100 MB at 49,152 tokens
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.kv_unified = False
+        params.swa_full = True  # a window's cache keeps no old tokens, so no prefix could be reused
+        native_log.begin()
+        context = lib.llama_init_from_model(self._model, params)
+        if not context:
+            raise LoadFailed(native_log.cause("llama.cpp could not make a context (out of memory?)"))
+        self.context = context
+        if lib.llama_n_ctx_seq(context) < self.context_tokens:
+            raise LoadFailed(f"llama.cpp gave a slot only {lib.llama_n_ctx_seq(context)} tokens of context")
+
+
+def _kv_bytes_per_token(model: Any, header: Header) -> int:
+    """From the file's own keys: two f16 vectors a layer and token, for each KV head."""
+    arch = header.values.get("general.architecture", "")
+    width = lib.llama_model_n_embd(model) // max(1, lib.llama_model_n_head(model))
+    key = header.values.get(f"{arch}.attention.key_length", width)
+    value = header.values.get(f"{arch}.attention.value_length", width)
+    return int(lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * (key + value) * 2)
+
+
+def check_settings(settings: EngineSettings) -> None:
+    """Raises LoadFailed (permanent) for numbers on which native code would abort, or that make no sense."""
+    limits: list[tuple[str, int | None, int, int]] = [
+        ("slots", settings.slots, 1, _MAX_SLOTS),
+        ("context", settings.context, _MIN_CONTEXT, _MAX_CELLS // max(1, settings.slots)),
+        ("threads", settings.threads, 1, _MAX_THREADS),
+        ("gpu_layers", settings.gpu_layers, 0, 1 << 20),
+    ]
+    for name, value, low, high in limits:
+        if value is not None and not low <= value <= high:
+            raise LoadFailed(f"{name} is {value}; it must be between {low} and {high}", permanent=True)
+
+
+def _context_tokens(settings: EngineSettings, trained: int) -> int:
+    if settings.context is None:
+        return max(min(trained, _DEFAULT_CONTEXT), _MIN_CONTEXT) if trained > 0 else _DEFAULT_CONTEXT
+    if 0 < trained < settings.context:
+        print(  # noqa: T201  # stderr is this process's log
+            f"warning: context {settings.context} is more than the {trained} tokens this model was trained for",
+            file=sys.stderr,
+            flush=True,
+        )
+    return settings.context
+
+
+def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) -> Any:
+    failure: BaseException | None = None
+
+    def report(fraction: float, _user_data: object) -> bool:
+        nonlocal failure
+        try:
+            progress(fraction)
+        except BaseException as error:  # noqa: BLE001  # it must not unwind through C++; it is raised again below
+            failure = error
+        return failure is None
+
+    params = lib.llama_model_default_params()
+    if gpu_layers is not None:
+        params.n_gpu_layers = gpu_layers
+    # GCC's _tile_loadconfig tells the optimizer that it reads 8 of 64 bytes, so ggml's AMX kernels load a tile
+    # configuration that was never written, and die of it. They are reached through the extra buffer types only.
+    params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+    callback = lib.llama_progress_callback(report)
+    params.progress_callback = callback
+    native_log.begin()
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if failure is not None:
+        if model:
+            lib.llama_model_free(model)
+        raise failure
+    if not model:
+        # Memory can come back and a driver can wake up, but those are the context's troubles: a file stays as it is.
+        raise LoadFailed(f"{path}: {native_log.cause('llama.cpp refused it without a word')}", permanent=True)
+    return model
+
+
+def _check_kind(model: Any, header: Header) -> None:
+    arch = header.values.get("general.architecture", "?")
+    generates = lib.llama_model_has_decoder(model) and not lib.llama_model_has_encoder(model)
+    if not generates or header.values.get(f"{arch}.attention.causal") is False or lib.llama_model_is_diffusion(model):
+        raise LoadFailed(f"a model of the kind {arch!r} does not generate text token by token", permanent=True)
+    if lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)) <= 0:
+        raise LoadFailed("the model has no vocabulary", permanent=True)
+
+
+def _description(model: Any) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    lib.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")

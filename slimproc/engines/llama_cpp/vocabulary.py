@@ -1,0 +1,128 @@
+"""Vocabulary: text to token ids and back, and which tokens mean something special."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from slimproc.engines.llama_cpp.library import lib
+from slimproc.errors import InvalidRequest
+
+_PIECE_BYTES = 256
+
+
+class Vocabulary:
+    """One model's vocabulary. It lives as long as its model: no method may be called after that."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.size: int = lib.llama_vocab_n_tokens(handle)
+        self._piece_cache: dict[int, bytes] = {}
+        self._buffer = ctypes.create_string_buffer(_PIECE_BYTES)
+        bos, eos = lib.llama_vocab_bos(handle), lib.llama_vocab_eos(handle)
+        self._bos: int | None = bos if self._is_known(bos) else None
+        self._adds_bos = bool(lib.llama_vocab_get_add_bos(handle)) and self._bos is not None
+        self.bos_text = self._text(bos)
+        self.eos_text = self._text(eos)
+        special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        attributes = lib.llama_vocab_get_attr
+        control = [token for token in range(self.size) if attributes(handle, token) & special]
+        self.control_texts = [text for text in map(self._text, control) if text]
+        # llama.cpp marks what it takes for an end by its text as CONTROL; only ids named in the file can be others.
+        named = {eos, lib.llama_vocab_eot(handle)}
+        ends = {token for token in {*control, *named} if self._is_known(token) and lib.llama_vocab_is_eog(handle, token)}
+        self.ends = frozenset(ends)
+        """Tokens by which the model ends its text."""
+        self.end_ids = np.array(sorted(ends), np.int64)
+
+    # --- text to tokens ---------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_bos: bool, parse_special: bool) -> list[int]:
+        """Token ids. ``add_bos`` puts one BOS in front where the model wants one and the text did not bring it."""
+        tokens = self._tokenize(text, parse_special=parse_special)
+        return self._with_bos(tokens) if add_bos else tokens
+
+    def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
+        """As ``tokenize`` with BOS, but control tokens are not parsed inside the character spans ``literals``.
+
+        The spans must be in order, disjoint and within the text; ``InvalidRequest`` otherwise. Each begins and ends
+        where llama.cpp would cut the text itself had it parsed the control token there, so the rest stays as it was.
+        """
+        tokens: list[int] = []
+        last = 0
+        for start, end in literals:
+            if not last <= start <= end <= len(text):
+                raise InvalidRequest("literal spans must be ordered, disjoint and inside the prompt", param="prompt")
+            tokens += self._tokenize(text[last:start], parse_special=True)
+            tokens += self._tokenize(text[start:end], parse_special=False)
+            last = end
+        tokens += self._tokenize(text[last:], parse_special=True)
+        return self._with_bos(tokens)
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
+        if self._bos is None or not self._adds_bos or tokens[:1] == [self._bos]:
+            return tokens
+        return [self._bos, *tokens]
+
+    def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        if not text:
+            return []
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("the text holds half of a surrogate pair, which is no character", param="prompt") from None
+        room = len(encoded) + 16
+        for _ in range(2):
+            array = (lib.llama_token * room)()
+            count = lib.llama_tokenize(self._handle, encoded, len(encoded), array, room, False, parse_special)
+            if count >= 0:
+                return array[:count]
+            room = -count
+        raise InvalidRequest("the text is too long to be tokenized", param="prompt")
+
+    # --- tokens to text ---------------------------------------------------------------------------------------
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that ``token`` adds to a text; none for a control token."""
+        piece = self._piece_cache.get(token)
+        if piece is None:
+            piece = self._piece_cache[token] = self._piece(token, special=False)
+        return piece
+
+    def detokenize(self, tokens: list[int]) -> bytes:
+        """The text of ``tokens``, control tokens spelled out. Raises InvalidRequest for an id that does not exist."""
+        self.check(tokens, param="tokens")
+        if not tokens:
+            return b""
+        array = (lib.llama_token * len(tokens))(*tokens)
+        room = 8 * len(tokens) + 64
+        for _ in range(2):
+            buffer = ctypes.create_string_buffer(room)
+            count = lib.llama_detokenize(self._handle, array, len(tokens), buffer, room, False, True)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+        raise InvalidRequest("the tokens make too long a text", param="tokens")
+
+    def check(self, tokens: list[int], *, param: str) -> None:
+        """Raises InvalidRequest if any id is not in the vocabulary: native code indexes arrays with them."""
+        if tokens and not (0 <= min(tokens) and max(tokens) < self.size):
+            unknown = next(token for token in tokens if not self._is_known(token))
+            raise InvalidRequest(
+                f"token id {unknown} is not in this model's vocabulary (0 to {self.size - 1})", param=param
+            )
+
+    def _is_known(self, token: int) -> bool:
+        return 0 <= token < self.size
+
+    def _text(self, token: int) -> str:
+        return self._piece(token, special=True).decode("utf-8", "replace") if self._is_known(token) else ""
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        count = lib.llama_token_to_piece(self._handle, token, self._buffer, len(self._buffer), 0, special)
+        if count < 0:
+            self._buffer = ctypes.create_string_buffer(-count)
+            count = lib.llama_token_to_piece(self._handle, token, self._buffer, len(self._buffer), 0, special)
+        return self._buffer.raw[: max(count, 0)]

@@ -1,0 +1,273 @@
+"""EngineLoop: the life of an engine after its model is loaded: take commands, step, publish, until told to stop."""
+
+from __future__ import annotations
+
+import faulthandler
+import select
+import time
+from typing import TYPE_CHECKING
+
+from slimproc.engines.backend import SequenceFailed
+from slimproc.engines.sequence import Sequence
+from slimproc.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from slimproc.ipc import wire
+from slimproc.ipc.control import ControlClosed
+from slimproc.request import Finish
+
+if TYPE_CHECKING:
+    from slimproc.engines.backend import Backend
+    from slimproc.ipc.control import ControlSocket
+    from slimproc.ipc.publisher import StepPublisher
+    from slimproc.ipc.ring import RingWriter
+
+PHASE_LOADING, PHASE_IDLE, PHASE_PREFILL, PHASE_DECODE = 1, 2, 3, 4
+_REARM_NS = 1_000_000_000
+"""Arming the watchdog costs 44 us, so it is done once a second, not once a step."""
+_LONGEST_WAIT = 1.0
+"""Seconds between two steps of a backend that has time: being alive is judged by steps."""
+
+
+class EngineLoop:
+    """One thread owns all of it. Whatever ends a sequence is published exactly once, in ``_steps`` or ``_fail``."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        ready: wire.Ready,
+        *,
+        control: ControlSocket,
+        ring: RingWriter,
+        publisher: StepPublisher,
+        step_limit: float,
+    ) -> None:
+        self._backend = backend
+        self._ready = ready
+        self._model = ready.model
+        self._control = control
+        self._ring = ring
+        self._publisher = publisher
+        self._step_limit = step_limit
+        self._sequences: dict[int, Sequence] = {}
+        self._pending: list[wire.Tok] = []
+        """Items that arose between two steps (an echo, a cancellation); they go out with the next frame."""
+        self._stopping = False
+        self._steps = 0
+        self._armed_ns = 0
+        self._phase = 0
+        self._poll = select.poll()
+        self._poll.register(control.fd, select.POLLIN)
+        publisher.on_wait = self._while_waiting
+
+    def run(self) -> None:
+        """Say READY, which only the loop that will do the work may say, and serve until Shutdown or until the front is
+        gone. An exception is a bug, and ends the process.
+        """
+        self._control.send(wire.encode(self._ready))
+        while self._take_commands():
+            self._step()
+
+    # --- commands ---------------------------------------------------------------------------------------------
+
+    def _take_commands(self) -> bool:
+        """Handle what has come; wait for it only while there is nothing else to do. False: stop."""
+        timeout_ms: float | None
+        if self._sequences:
+            wait = self._backend.poll_interval
+            timeout_ms = 0.0 if wait is None else min(max(wait, 0.0), _LONGEST_WAIT) * 1000
+        else:
+            self._go_idle()
+            timeout_ms = None
+        try:
+            if self._publisher.backlog and not self._wait_for_space(timeout_ms):
+                return not self._stopping
+            if self._poll.poll(timeout_ms):
+                self._handle_commands()
+        except ControlClosed:
+            return False
+        return not self._stopping
+
+    def _handle_commands(self) -> None:
+        if self._control.unsent and self._control.flush():
+            self._poll.modify(self._control.fd, select.POLLIN)
+        for message in self._control.receive():
+            self._handle(wire.decode_command(message))
+
+    def _handle(self, command: wire.Command) -> None:
+        match command:
+            case wire.Submit():
+                self._submit(command)
+            case wire.Cancel(rid):
+                self._cancel(rid)
+            case wire.Tokenize() | wire.Detokenize():
+                self._answer(command)
+            case wire.Shutdown():
+                self._stopping = True
+            case wire.Load():
+                raise AssertionError("Load comes once, before the loop")
+
+    def _submit(self, command: wire.Submit) -> None:
+        try:
+            sequence = self._accept(command)
+            if sequence.limit:
+                self._backend.add(sequence)
+        except (InvalidRequest, EngineError) as error:
+            self._fail(command.rid, error.code, error.message, error.param)
+            return
+        if command.echo:
+            self._pending.append(wire.Tok(command.rid, self._prompt_text(command), 0))
+        if sequence.limit:
+            self._sequences[command.rid] = sequence
+            self._phase = 0
+        else:
+            self._pending.append(sequence.end(Finish.LENGTH))
+            self._publish_pending()
+
+    def _accept(self, command: wire.Submit) -> Sequence:
+        if len(self._sequences) >= self._model.slots:
+            raise EngineError("the engine has no free slot")
+        prompt = self._prompt_tokens(command)
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if len(prompt) >= self._model.context:
+            raise ContextLengthExceeded(
+                f"this model's context is {self._model.context} tokens, and the prompt alone has {len(prompt)}",
+                param="messages" if command.chat else "prompt",
+            )
+        return Sequence(command, prompt, self._model.context)
+
+    def _prompt_tokens(self, command: wire.Submit) -> list[int]:
+        if isinstance(command.prompt, str):
+            if command.chat:
+                return self._backend.tokenize_spans(command.prompt, command.literals)
+            return self._backend.tokenize(command.prompt, add_special=True, parse_special=True)
+        self._check_ids(command.prompt, "prompt")
+        return command.prompt
+
+    def _check_ids(self, tokens: list[int], param: str) -> None:
+        """What is not in the vocabulary must never reach native code, which does not look."""
+        unknown = next((token for token in tokens if not 0 <= token < self._model.vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"token id {unknown} is not in this model's vocabulary (0 to {self._model.vocab_size - 1})",
+                param=param,
+            )
+
+    def _prompt_text(self, command: wire.Submit) -> str:
+        if isinstance(command.prompt, str):
+            return command.prompt
+        return self._backend.detokenize(command.prompt).decode("utf-8", "replace")
+
+    def _cancel(self, rid: int) -> None:
+        sequence = self._sequences.pop(rid, None)
+        if sequence is None:
+            return  # it ended while the command was on its way
+        self._backend.remove(sequence)
+        self._phase = 0
+        self._pending.append(sequence.end(Finish.CANCELLED))
+        self._publish_pending()
+
+    def _answer(self, command: wire.Tokenize | wire.Detokenize) -> None:
+        report: wire.Report
+        try:
+            if isinstance(command, wire.Tokenize):
+                tokens = self._backend.tokenize(
+                    command.text, add_special=command.add_special, parse_special=command.parse_special
+                )
+                report = wire.Tokenized(command.question, tokens)
+            else:
+                self._check_ids(command.tokens, "tokens")
+                text = self._backend.detokenize(command.tokens).decode("utf-8", "replace")
+                report = wire.Detokenized(command.question, text)
+        except InvalidRequest as error:
+            report = wire.QuestionRefused(command.question, error.message, error.param)
+        self._control.send(wire.encode(report))
+        if self._control.unsent:
+            self._poll.modify(self._control.fd, select.POLLIN | select.POLLOUT)
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        if not self._sequences:
+            return
+        self._note_phase()
+        produced = self._backend.step()
+        now = time.monotonic_ns()
+        self._steps += 1
+        self._ring.mark_step(self._steps, now)
+        if now - self._armed_ns > _REARM_NS:
+            faulthandler.dump_traceback_later(self._step_limit, exit=True)
+            self._armed_ns = now
+        items, self._pending = self._pending, []
+        for event in produced:
+            if type(event) is SequenceFailed:
+                self._give_up(event)
+                continue
+            sequence, piece, end = event
+            item = sequence.advance(piece, end=end)
+            if item is not None:
+                items.append(item)
+                if item.finish:
+                    self._retire(sequence)
+                elif sequence.generated == 1:
+                    self._phase = 0
+        if items:
+            self._publisher.publish(wire.Step(now, items))
+        elif self._publisher.backlog:
+            self._publisher.flush()
+
+    def _retire(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.rid]
+        self._backend.remove(sequence)
+        self._phase = 0
+
+    def _give_up(self, event: SequenceFailed) -> None:
+        sequence, message = event
+        self._retire(sequence)
+        self._fail(sequence.rid, EngineError.code, message)
+
+    def _fail(self, rid: int, code: str, message: str, param: str | None = None) -> None:
+        self._publish_pending()
+        self._publisher.publish_event(wire.Failed(rid, code, message, param))
+
+    def _publish_pending(self) -> None:
+        if self._pending:
+            items, self._pending = self._pending, []
+            self._publisher.publish(wire.Step(time.monotonic_ns(), items))
+
+    # --- what others see of us: the black box and the watchdog -------------------------------------------------
+
+    def _note_phase(self) -> None:
+        """Before a native call, leave word in shared memory of who is in it; rewritten only when that changed."""
+        if self._phase:
+            return
+        prefilling = any(sequence.generated == 0 for sequence in self._sequences.values())
+        self._phase = PHASE_PREFILL if prefilling else PHASE_DECODE
+        self._ring.set_phase(self._phase, list(self._sequences))
+        faulthandler.dump_traceback_later(self._step_limit, exit=True)
+        self._armed_ns = time.monotonic_ns()
+
+    def _go_idle(self) -> None:
+        if self._phase != PHASE_IDLE:
+            self._phase = PHASE_IDLE
+            self._ring.set_phase(PHASE_IDLE, [])
+            faulthandler.cancel_dump_traceback_later()
+
+    # --- a full ring ------------------------------------------------------------------------------------------
+
+    def _wait_for_space(self, timeout_ms: float | None) -> bool:
+        """With a backlog, an idle engine also waits for room. False: there is nothing to do but look again."""
+        if self._publisher.flush():
+            return True
+        if self._sequences and not self._publisher.stuck(time.monotonic()):
+            return True
+        poll = select.poll()
+        poll.register(self._control.fd, select.POLLIN)
+        poll.register(self._ring.space_fd, select.POLLIN)
+        if any(fd == self._control.fd for fd, _ in poll.poll(timeout_ms)):
+            self._handle_commands()
+        return False
+
+    def _while_waiting(self) -> None:
+        """The publisher waits for room (a backend that is faster than any reader): go on hearing the front."""
+        if self._poll.poll(0):
+            self._handle_commands()

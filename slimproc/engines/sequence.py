@@ -1,0 +1,73 @@
+"""Sequence: the engine's state of one generation: its prompt, its limits, and the text it has made so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slimproc.engines.text import TextAssembler
+from slimproc.ipc.wire import Tok
+from slimproc.request import Finish, SamplingParams, Usage
+
+if TYPE_CHECKING:
+    from slimproc.ipc.wire import Submit
+
+
+class Sequence:
+    """One generation. The backend reads ``prompt`` and ``sampling`` and writes ``cached_tokens``; no one else does."""
+
+    __slots__ = (
+        "cached_tokens", "generated", "limit", "prompt", "prompt_text", "rid", "sampling", "state", "text", "unsaid",
+    )  # fmt: skip
+
+    def __init__(self, command: Submit, prompt: list[int], context: int) -> None:
+        """``prompt`` must leave room in ``context`` (tokens): the caller has checked it."""
+        self.rid = command.rid
+        self.prompt = prompt
+        self.prompt_text = command.prompt if isinstance(command.prompt, str) else ""
+        """For a backend that reads its prompt as text (the fake); empty when token ids were given."""
+        self.sampling: SamplingParams = command.sampling
+        room = context - len(prompt)
+        self.limit = room if command.max_tokens is None else min(command.max_tokens, room)
+        """Tokens that may be generated: by our own count, since a full KV cache refuses the whole batch."""
+        self.text = TextAssembler(command.stop)
+        self.generated = 0
+        self.cached_tokens = 0
+        self.state: object = None
+        """The backend's own."""
+        self.unsaid = 0
+        """Tokens generated whose text is still held back (a cut character, a possible stop string)."""
+
+    def advance(self, piece: bytes, *, end: bool) -> Tok | None:
+        """Take one token. Returns what the front should hear now, or None while the text is held back.
+
+        ``end`` with an empty piece is the model's own end-of-generation token, which is not counted; any other token
+        is, also one without text (a control token that is not the end). A piece that
+        fills the limit says LENGTH even when the model would have ended there, since nobody asked it.
+        """
+        text = ""
+        if piece or not end:
+            self.generated += 1
+            self.unsaid += 1
+            text = self.text.push(piece)
+            if self.text.stopped:
+                return self._finish(Finish.STOP, text)
+            if self.generated >= self.limit:
+                return self._finish(Finish.LENGTH, text)
+        if end:
+            return self._finish(Finish.STOP, text)
+        if not text:
+            return None
+        tokens, self.unsaid = self.unsaid, 0
+        return Tok(self.rid, text, tokens)
+
+    def end(self, finish: Finish) -> Tok:
+        """The terminal event of a sequence that ends between two tokens (cancelled, or nothing to generate)."""
+        return self._finish(finish)
+
+    def _finish(self, finish: Finish, text: str = "") -> Tok:
+        if not self.text.stopped:
+            text += self.text.flush(cut=finish is not Finish.STOP)
+            if self.text.stopped:  # a match that was waiting for an earlier one to grow
+                finish = Finish.STOP
+        usage = Usage(len(self.prompt), self.generated, self.cached_tokens)
+        return Tok(self.rid, text, self.unsaid, int(finish), usage)

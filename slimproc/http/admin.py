@@ -1,0 +1,61 @@
+"""The admin application: for a unix socket that only its owner may open, never for the public listener."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+from aiohttp import web
+
+from slimproc.errors import ModelNotFound
+from slimproc.http.gateway import Gateway
+from slimproc.http.openai.models import describe
+from slimproc.replicas.replica import Replica
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    def replicas_of(http: web.Request) -> list[Replica]:
+        name = http.match_info["id"]
+        if name not in gateway.config.models:
+            raise ModelNotFound(f"no model is configured as {name[:100]!r}", param="id")
+        return gateway.supervisor.of(name)
+
+    async def models(_: web.Request) -> web.Response:
+        found = [
+            describe(gateway, model) | {"replicas": [_describe(replica) for replica in gateway.supervisor.of(name)]}
+            for name, model in gateway.config.models.items()
+        ]
+        return _json({"models": found})
+
+    async def replicas(_: web.Request) -> web.Response:
+        return _json({"replicas": [_describe(replica) for replica in gateway.supervisor]})
+
+    async def load(http: web.Request) -> web.Response:
+        for replica in replicas_of(http):
+            replica.ask_start(forgive=True)
+        return _json({"status": "asked"}, status=202)
+
+    async def unload(http: web.Request) -> web.Response:
+        for replica in replicas_of(http):
+            replica.ask_stop(gateway.config.drain_timeout)
+        return _json({"status": "asked"}, status=202)
+
+    return [
+        web.get("/admin/models", models),
+        web.get("/admin/replicas", replicas),
+        web.post("/admin/models/{id:.+}/load", load),
+        web.post("/admin/models/{id:.+}/unload", unload),
+    ]
+
+
+def _describe(replica: Replica) -> dict[str, object]:
+    found = asdict(replica.statistics())
+    engine = replica.engine
+    if engine is not None and engine.ready is not None:
+        found["details"] = engine.ready.model.details
+        found["load_seconds"] = round(engine.ready.load_seconds, 3)
+    return found
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")

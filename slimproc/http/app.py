@@ -1,0 +1,45 @@
+"""The two applications, public and admin, and the runner that serves one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from slimproc.http import admin, health, middleware
+from slimproc.http.body import expect_handler
+from slimproc.http.gateway import Gateway
+from slimproc.http.openai import chat, completions, models, tokens
+from slimproc.http.protocol import JsonAppRunner
+
+KEEPALIVE_TIMEOUT: Final = 75.0
+"""Seconds that an idle connection stays; aiohttp's own default is an hour."""
+ADMIN_BODY_LIMIT: Final = 64 * 1024
+
+
+def public_app(gateway: Gateway) -> web.Application:
+    """The routes of ``listen``."""
+    limit = gateway.config.max_json_body
+    modules = (completions, chat, models, tokens, health)
+    return _app([route for module in modules for route in module.routes(gateway)], body_limit=limit)
+
+
+def admin_app(gateway: Gateway) -> web.Application:
+    """The routes of the admin socket."""
+    return _app(admin.routes(gateway), body_limit=ADMIN_BODY_LIMIT)
+
+
+def _app(routes: list[web.RouteDef], *, body_limit: int) -> web.Application:
+    app = web.Application(client_max_size=body_limit)
+    expect = expect_handler(body_limit)
+    for route in routes:
+        app.router.add_route(route.method, route.path, route.handler, expect_handler=expect)
+        if route.method == "GET" and route.kwargs.get("allow_head", True):
+            app.router.add_route("HEAD", route.path, route.handler, expect_handler=expect)
+    middleware.install(app, body_limit=body_limit)
+    return app
+
+
+def make_runner(app: web.Application, *, shutdown_timeout: float) -> JsonAppRunner:
+    """A runner that waits at most ``shutdown_timeout`` seconds for handlers when it is cleaned up."""
+    return JsonAppRunner(app, keepalive_timeout=KEEPALIVE_TIMEOUT, shutdown_timeout=shutdown_timeout)

@@ -1,0 +1,122 @@
+"""How an error looks to a caller: OpenAI's error object, as a body, as an answer, and as an event in a stream."""
+
+from __future__ import annotations
+
+import math
+import re
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from slimproc.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ConfigError,
+    ExpectationFailed,
+    IllegalTransition,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    RingCorrupt,
+    SlimprocError,
+    UnsupportedMediaType,
+)
+
+MAX_MESSAGE: Final = 1000
+"""Characters. Messages quote what callers sent, which can be megabytes."""
+
+MAX_RETRY_AFTER: Final = 60
+"""Seconds. OpenAI's SDK does not retry at all when told to wait longer than 120."""
+
+PRIVATE: Final = (InternalError, ConfigError, RingCorrupt, IllegalTransition)
+"""Errors whose words are for the log only."""
+
+_CLOSING: Final = (BodyTimeout, BodyTooLarge, ExpectationFailed)
+"""After these the rest of the body is unread or was never sent: the next request could not be told from it."""
+
+_DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\":]+/)+")
+
+
+def error_object(error: SlimprocError) -> dict[str, object]:
+    """``{"message", "type", "param", "code"}``."""
+    if isinstance(error, PRIVATE):
+        message, kind, code = "the server failed on this request; its log says why", "server_error", "internal_error"
+        return {"message": message, "type": kind, "param": None, "code": code}
+    return {"message": _public(error), "type": error.type, "param": error.param, "code": error.code}
+
+
+def error_body(error: SlimprocError) -> bytes:
+    """OpenAI's error object as JSON."""
+    return msgspec.json.encode({"error": error_object(error)})
+
+
+def sse_error(error: SlimprocError) -> bytes:
+    """The error as one event, for a stream whose headers have gone out. ``data: [DONE]`` is the caller's to send."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def error_response(error: SlimprocError) -> web.Response:
+    """The whole answer. After a body that was not read to its end the connection closes."""
+    response = web.Response(status=error.status, body=error_body(error), content_type="application/json")
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(_retry_after(error.retry_after))
+    if not error.retryable:
+        response.headers["x-should-retry"] = "false"
+    if isinstance(error, _CLOSING):
+        response.force_close()
+    return response
+
+
+def from_http_exception(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
+    """What aiohttp itself refuses (404, 405, 413, …) in our form; ``Allow`` is kept."""
+    subject = f"{request.method} {request.path}"
+    match error.status:
+        case 404:
+            return error_response(NotFound(f"there is no route {subject}"))
+        case 405:
+            response = error_response(MethodNotAllowed(f"{subject}: this method is not allowed here"))
+            response.headers["Allow"] = error.headers.get("Allow", "")
+            return response
+        case 413:
+            return error_response(BodyTooLarge("the body is too large"))
+        case 415:
+            return error_response(UnsupportedMediaType("this media type is not supported"))
+        case 417:
+            return error_response(ExpectationFailed("this Expect header cannot be met"))
+    return plain_error(error.status, error.reason or HTTPStatus(error.status).phrase)
+
+
+def plain_error(status: int, message: str) -> web.Response:
+    """An answer for a status that no SlimprocError has: what HTTP itself refuses."""
+    ours = status >= 500
+    body = {
+        "message": _clipped(message),
+        "type": "server_error" if ours else "invalid_request_error",
+        "param": None,
+        "code": "internal_error" if ours else "invalid_request_error",
+    }
+    return web.Response(status=status, body=msgspec.json.encode({"error": body}), content_type="application/json")
+
+
+def _public(error: SlimprocError) -> str:
+    """The error's message without what callers have no business to know.
+
+    Errors of our side may carry words of an engine or the system: only their first line goes out (a traceback has
+    more), and files are named without their directories. What callers did wrong is told in full.
+    """
+    message = error.message
+    if error.status >= 500:
+        message = _DIRECTORIES.sub("", message.strip().partition("\n")[0])
+    return _clipped(message)
+
+
+def _clipped(message: str) -> str:
+    # Names from the file system may hold lone surrogates, which no JSON encoder takes.
+    message = message.encode(errors="replace").decode()
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+
+
+def _retry_after(seconds: float) -> int:
+    return math.ceil(min(max(seconds, 1.0), float(MAX_RETRY_AFTER)))

@@ -1,0 +1,1 @@
+"""OpenAI's routes: the schemas of their bodies, and one file an endpoint."""

@@ -1,0 +1,66 @@
+"""Call: a parsed body that still lacks its model; what both endpoints make and one function turns into work."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from slimproc.errors import InvalidRequest
+from slimproc.request import Deadline, GenerateRequest, Prompt, SamplingParams
+
+
+class ModelLimits(Protocol):
+    """What must be known of the model: its configured name, and how many tokens a caller may ask for (None: any)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_tokens_limit(self) -> int | None: ...
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in a body that can be checked without its model has been checked."""
+
+    model: str | None
+    """As the caller wrote it; None when absent. What it means is the configuration's to say."""
+    stream: bool
+    include_usage: bool
+    prompts: list[Prompt]
+    n: int
+    max_tokens: int | None
+    """What the caller asked for; None: nothing was asked for."""
+    max_tokens_field: str
+    """The field it stood in."""
+    default_max_tokens: int | None
+    """What nothing means on this route; None: to the end of the context."""
+    stop: tuple[str, ...]
+    echo: bool = False
+    sampling: SamplingParams
+
+    def generate(self, *, request_id: str, model: ModelLimits, deadline: Deadline) -> GenerateRequest:
+        """The work. Raises InvalidRequest when more tokens are asked for than the model's limit allows.
+
+        A default is cut to the limit instead, since nobody asked for it.
+        """
+        limit = model.max_tokens_limit
+        wanted = self.max_tokens
+        if wanted is None:
+            wanted = self.default_max_tokens
+            if limit is not None:
+                wanted = limit if wanted is None else min(wanted, limit)
+        elif limit is not None and wanted > limit:
+            field = self.max_tokens_field
+            raise InvalidRequest(f"{field}: {wanted} is more than this model's limit of {limit}", param=field)
+        return GenerateRequest(
+            id=request_id,
+            model=model.name,
+            prompts=self.prompts,
+            n=self.n,
+            max_tokens=wanted,
+            stop=self.stop,
+            echo=self.echo,
+            sampling=self.sampling,
+            deadline=deadline,
+        )

@@ -1,0 +1,132 @@
+"""Server-sent events: token text in, finished bytes on a client's transport out, without waking a task per token.
+
+A ring wake-up writes straight to the transport: once for each token while the engine is no faster than we are, once for
+each stream when more than one frame was waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from slimproc.ipc.wire import Tok
+from slimproc.metrics import Histogram
+from slimproc.stream import Flushable, TokenStream
+
+KEEPALIVE: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+MAX_UNREAD: Final = 1 << 20
+"""Bytes written and not taken by the client. A reader who falls further behind is dropped."""
+
+_json = msgspec.json.Encoder().encode
+
+
+class EventClient:
+    """One answer's connection. Holds bytes until the headers have gone out, then writes, then lets go for good."""
+
+    __slots__ = ("_chunked", "_closed", "_held", "_transport", "written_at")
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._chunked = True
+        self._held: list[bytes] = []
+        self._closed = False
+        self.written_at = 0.0
+        """Loop time of the last write, set by whoever keeps the connection alive."""
+
+    def attach(self, transport: asyncio.Transport, *, chunked: bool, prelude: bytes) -> None:
+        """The headers are out: what was held goes after ``prelude``. ``chunked``: frame as HTTP/1.1 does."""
+        held, self._held = self._held, []
+        self._transport = transport
+        self._chunked = chunked
+        if prelude or held:
+            self.write(b"".join((prelude, *held)))
+
+    def write(self, events: bytes) -> None:
+        """Write whole events. Never waits: past ``MAX_UNREAD`` the client is dropped, and its handler cancelled."""
+        transport = self._transport
+        if transport is None:
+            if not self._closed:
+                self._held.append(events)
+            return
+        if transport.is_closing():
+            return
+        transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
+        if transport.get_write_buffer_size() > MAX_UNREAD:
+            transport.abort()
+
+    @property
+    def attached(self) -> bool:
+        return self._transport is not None
+
+    def close(self) -> None:
+        """Nothing that comes from now on is written: a cancelled sequence may still have tokens on their way."""
+        self._closed = True
+        self._transport = None
+        self._held.clear()
+
+
+class EventStream(TokenStream):
+    """One choice of a streamed answer. ``head`` and ``tail`` enclose a token's text as JSON to one whole event."""
+
+    __slots__ = ("_client", "_events", "_finish_events", "_flushed_at_ns", "_gaps", "_head", "_tail", "_unflushed")
+
+    def __init__(
+        self,
+        index: int,
+        client: EventClient,
+        *,
+        head: bytes,
+        tail: bytes,
+        finish_events: dict[int, bytes],
+        gaps: Histogram,
+    ) -> None:
+        """``finish_events``: the closing event by ``Finish``. ``gaps`` takes the times between tokens, in seconds."""
+        super().__init__(index)
+        self._client = client
+        self._head = head
+        self._tail = tail
+        self._finish_events = finish_events
+        self._gaps = gaps
+        self._events: list[bytes] = []
+        self._unflushed = 0
+        self._flushed_at_ns = 0
+
+    def take(self, item: Tok, at_ns: int, gathering: list[Flushable] | None) -> None:
+        if item.finish or not self.first_at_ns:
+            self._take_end(item, at_ns)
+            return
+        if gathering is None:
+            self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
+            self._gaps.observe((at_ns - self.last_at_ns) / 1e9)
+            self._flushed_at_ns = at_ns
+        else:
+            events = self._events
+            if not events:
+                gathering.append(self)
+            events += (self._head, _json(item.text), self._tail)
+            self._unflushed += 1
+        self.completion_tokens += item.tokens
+        self.last_at_ns = at_ns
+
+    def _take_end(self, item: Tok, at_ns: int) -> None:
+        """The first item, the last, or both: these also tell admission."""
+        self.flush()
+        if item.text:
+            self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
+        if item.finish and item.finish in self._finish_events:
+            self._client.write(self._finish_events[item.finish])
+        self._flushed_at_ns = at_ns
+        self._note(item, at_ns)
+
+    def flush(self) -> None:
+        """Write what this wake-up gathered, in one piece; one observation of its mean gap, weighted by its tokens."""
+        if not self._events:
+            return
+        events, self._events = b"".join(self._events), []
+        count, self._unflushed = self._unflushed, 0
+        self._client.write(events)
+        self._gaps.observe((self.last_at_ns - self._flushed_at_ns) / 1e9 / count, count)
+        self._flushed_at_ns = self.last_at_ns

@@ -1,0 +1,1 @@
+"""What crosses the border between the front and an engine, and the shared memory it crosses by."""

@@ -1,0 +1,167 @@
+"""All messages that cross a process border, as frozen tagged structs; encoders and decoders are built once.
+
+Three streams: *commands* go down the control socket (front to engine), *reports* come up it (load progress, READY,
+answers to questions), and *frames* come up the ring (tokens, and what ends a sequence). Instants are monotonic.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from slimproc.request import SamplingParams, Usage
+from slimproc.settings import EngineSettings
+
+# --- commands: front to engine ------------------------------------------------------------------------------
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """The first command, once: what to be. ``epoch`` is this incarnation's number and comes back in READY."""
+
+    epoch: int
+    settings: EngineSettings
+    step_limit: float = 60.0
+    """Seconds after which the engine's own watchdog ends a step that never returns: it fires even where native code
+    holds the interpreter, and leaves the Python stack in the log."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True, omit_defaults=True):
+    """Start one sequence. ``rid`` is small, unique within the incarnation, and names it until its terminal event."""
+
+    rid: int
+    prompt: str | list[int]
+    literals: list[tuple[int, int]] = []
+    """Character spans of ``prompt`` (start, end) whose control-token texts are a caller's words, not control tokens."""
+    chat: bool = False
+    """A rendered template, which brings its own BOS when the model wants one."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    echo: bool = False
+    sampling: SamplingParams = SamplingParams()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    rid: int
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    """``question`` numbers the answer; control tokens in ``text`` are parsed only when ``special``."""
+
+    question: int
+    text: str
+    add_special: bool
+    parse_special: bool
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    question: int
+    tokens: list[int]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Close the model and exit 0."""
+
+
+Command = Load | Submit | Cancel | Tokenize | Detokenize | Shutdown
+
+# --- reports: engine to front, over the control socket -------------------------------------------------------
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model is."""
+
+    context: int
+    """Tokens that one sequence may hold, prompt and answer together."""
+    slots: int
+    vocab_size: int
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    control_tokens: list[str] = []
+    """Texts that become control tokens where they are parsed; the renderer marks them in callers' words."""
+    details: dict[str, str | int | float | bool] = {}
+    """For people: threads, KV bytes, the model's own description."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Loading goes on; ``fraction`` is 0 to 1."""
+
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    epoch: int
+    model: ModelInfo
+    load_seconds: float
+
+
+class LoadRefused(msgspec.Struct, frozen=True, tag="load_refused"):
+    """The model cannot be served; the engine exits after it. ``permanent``: trying again cannot help."""
+
+    message: str
+    permanent: bool
+
+
+class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
+    question: int
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True, tag="detokenized"):
+    question: int
+    text: str
+
+
+class QuestionRefused(msgspec.Struct, frozen=True, tag="question_refused"):
+    question: int
+    message: str
+    param: str | None = None
+
+
+Report = Progress | Ready | LoadRefused | Tokenized | Detokenized | QuestionRefused
+
+# --- frames: engine to front, through the ring ---------------------------------------------------------------
+
+STEP: Final = 1
+EVENT: Final = 3
+"""Frame types; ``ring.PAD`` is 2."""
+
+
+class Tok(msgspec.Struct, array_like=True, gc=False):
+    """What one step made of one sequence: ``tokens`` tokens whose text is ``text``.
+
+    ``finish`` other than RUNNING makes it the sequence's terminal event, and ``usage`` is then set. Not frozen and
+    without garbage-collector tracking because it is made once a token on both sides.
+    """
+
+    rid: int
+    text: str
+    tokens: int = 1
+    finish: int = 0
+    usage: Usage | None = None
+
+
+class Step(msgspec.Struct, array_like=True, gc=False):
+    """One step of the whole batch. ``at_ns`` is ``time.monotonic_ns()`` when it was done."""
+
+    at_ns: int
+    items: list[Tok]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The terminal event of a sequence that could not be served. ``code`` is one of ``errors``'s codes."""
+
+    rid: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+Event = Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_step = msgspec.msgpack.Decoder(Step).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode

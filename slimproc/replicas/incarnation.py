@@ -1,0 +1,313 @@
+"""Incarnation: one engine process from spawn to burial, the slots it offers and the sequences in flight in it.
+
+Invariant: every started sequence gets exactly one terminal event. The engine gives it, or ``bury`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slimproc import logs
+from slimproc.errors import (
+    EngineCrashed,
+    InternalError,
+    InvalidRequest,
+    RingCorrupt,
+    ServiceUnavailable,
+    SlimprocError,
+    error_of,
+)
+from slimproc.ipc import wire
+from slimproc.metrics import ModelMetrics
+from slimproc.replicas.link import EngineLink
+from slimproc.replicas.process import EngineProcess, ExitStatus
+from slimproc.replicas.states import ReplicaEvent
+from slimproc.settings import EngineSettings
+from slimproc.stream import Flushable, TokenStream
+
+log = logs.get("slimproc.replica")
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What an incarnation is given besides the model: sizes in bytes, times in seconds."""
+
+    ring_size: int
+    credit: str
+    stall_timeout: float
+    environ: Mapping[str, str]
+
+
+class Slot:
+    """The right to start one sequence in one incarnation; taken at the decision, so that nobody else gets it."""
+
+    __slots__ = ("_engine", "rid")
+
+    def __init__(self, engine: Incarnation) -> None:
+        self._engine = engine
+        self.rid: int | None = None
+
+    @property
+    def model(self) -> wire.ModelInfo:
+        return self._engine.model
+
+    @property
+    def engine_name(self) -> str:
+        return self._engine.name
+
+    def start(self, stream: TokenStream, submit: Callable[[int], wire.Submit]) -> None:
+        """Start a sequence; ``submit`` makes the command for the number it is given. It ends in ``stream``."""
+        self.rid = self._engine.start(stream, submit)
+
+    def cancel(self) -> None:
+        """Give the slot back, now if nothing was started, else when the engine says that it has stopped."""
+        if self.rid is None:
+            self._engine.give_back()
+        else:
+            self._engine.cancel(self.rid)
+
+
+class Incarnation:
+    """``post`` brings news to the owner's mailbox; ``on_slot_free`` tells admission."""
+
+    def __init__(
+        self,
+        name: str,
+        replica: int,
+        settings: EngineSettings,
+        limits: EngineLimits,
+        metrics: ModelMetrics,
+        *,
+        post: Callable[[ReplicaEvent, Incarnation, str], None],
+        on_slot_free: Callable[[], None],
+    ) -> None:
+        """Spawn. Raises OSError, and then nothing is left over."""
+        self.name = name
+        self._limits = limits
+        self._metrics = metrics
+        self._post = post
+        self._on_slot_free = on_slot_free
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[int, TokenStream] = {}
+        self._reserved = 0
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, asyncio.Future[wire.Report]] = {}
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._steps_seen = (0, 0.0)
+        self._ready: wire.Ready | None = None
+        self.progress = 0.0
+        self.refused: wire.LoadRefused | None = None
+        self.tokens = 0
+        self.dead = False
+        self.ready_since = 0.0
+        self.status: ExitStatus | None = None
+        self.process = EngineProcess(
+            name=name, replica=replica, ring_size=limits.ring_size, credit=limits.credit, environ=limits.environ
+        )
+        self._link = EngineLink(self.process, self)
+        self.process.watch_exit(self._on_exit)
+        self._link.send(wire.Load(self.process.epoch, settings, max(60.0, 2 * limits.stall_timeout)))
+
+    # --- slots and sequences --------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> wire.ModelInfo:
+        assert self._ready is not None, "asked of an engine that is not ready"
+        return self._ready.model
+
+    @property
+    def ready(self) -> wire.Ready | None:
+        return self._ready
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._streams)
+
+    @property
+    def occupied(self) -> int:
+        """Slots that are taken, whether or not their sequence has been started."""
+        return len(self._streams) + self._reserved
+
+    @property
+    def free_slots(self) -> int:
+        if self._ready is None or self.dead:
+            return 0
+        return self._ready.model.slots - self.occupied
+
+    def take_slot(self) -> Slot:
+        assert self.free_slots > 0, "the caller looks before it takes"
+        self._reserved += 1
+        return Slot(self)
+
+    def give_back(self) -> None:
+        self._reserved -= 1
+        self._on_slot_free()
+
+    def start(self, stream: TokenStream, submit: Callable[[int], wire.Submit]) -> int:
+        """Turn a reserved slot into a running sequence."""
+        self._reserved -= 1
+        rid = next(self._numbers)
+        self._streams[rid] = stream
+        if self.dead:
+            # It died between the decision and now. Its end comes from here, in a later turn, as if it had been in it.
+            self._loop.call_soon(self._lose, rid, self._crash())
+            return rid
+        self._link.send(submit(rid))
+        if self._stall_timer is None:
+            self._steps_seen = (self.process.reader.progress().steps, self._loop.time())
+            self._arm_stall_timer()
+        return rid
+
+    def cancel(self, rid: int) -> None:
+        """Ask the engine to stop a sequence; its terminal event frees the slot."""
+        if rid in self._streams:
+            self._link.send(wire.Cancel(rid))
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    async def ask(self, make: Callable[[int], wire.Command]) -> wire.Report:
+        """Ask the engine something and wait for its answer; the caller sets the limit. Raises InvalidRequest."""
+        if self.dead:
+            raise self._crash()
+        number = next(self._numbers)
+        answer = self._questions[number] = self._loop.create_future()
+        try:
+            self._link.send(make(number))
+            report = await answer
+        finally:
+            self._questions.pop(number, None)
+        if isinstance(report, wire.QuestionRefused):
+            raise InvalidRequest(report.message, param=report.param)
+        return report
+
+    # --- what the link brings ---------------------------------------------------------------------------------------
+
+    def on_report(self, report: wire.Report) -> None:
+        match report:
+            case wire.Progress(fraction):
+                self.progress = fraction
+            case wire.Ready():
+                if report.epoch != self.process.epoch:
+                    self.on_corrupt(RingCorrupt("READY came from another incarnation"))
+                    return
+                self._ready = report
+                self.ready_since = time.monotonic()
+                self._post(ReplicaEvent.READY_RECEIVED, self, "")
+            case wire.LoadRefused():
+                self.refused = report
+            case wire.Tokenized() | wire.Detokenized() | wire.QuestionRefused():
+                future = self._questions.get(report.question)
+                if future is not None and not future.done():
+                    future.set_result(report)
+
+    def on_step(self, step: wire.Step, gathering: list[Flushable] | None) -> None:
+        streams = self._streams
+        at_ns = step.at_ns
+        produced = 0
+        for item in step.items:
+            stream = streams.get(item.rid)
+            if stream is None:
+                continue
+            produced += item.tokens
+            try:
+                stream.take(item, at_ns, gathering)
+            except Exception as error:  # noqa: BLE001  # a bug in one stream's encoding must not cost the others
+                self._blame(item.rid, stream, error)
+                continue
+            if item.finish:
+                self._release(item.rid)
+        self.tokens += produced
+        self._metrics.generated_tokens += produced
+        self._metrics.batch_size.observe(len(step.items))
+
+    def on_event(self, event: wire.Event) -> None:
+        self._lose(event.rid, error_of(event.code, event.message, event.param))
+
+    def on_corrupt(self, error: RingCorrupt) -> None:
+        log.error("an engine is corrupt", replica=self.name, reason=error.message)
+        self._post(ReplicaEvent.CORRUPT, self, error.message)
+
+    def _release(self, rid: int) -> None:
+        self._streams.pop(rid, None)
+        if not self._streams:
+            self._disarm_stall_timer()
+        self._on_slot_free()
+
+    def _lose(self, rid: int, error: SlimprocError) -> None:
+        stream = self._streams.pop(rid, None)
+        if stream is not None:
+            stream.fail(error)
+            self._on_slot_free()
+
+    def _blame(self, rid: int, stream: TokenStream, error: Exception) -> None:
+        log.exception("a stream failed to take its token", replica=self.name, error=repr(error))
+        self.cancel(rid)
+        stream.fail(InternalError("the answer could not be encoded"))
+
+    # --- alive means steps done ---------------------------------------------------------------------------------------
+
+    def _arm_stall_timer(self) -> None:
+        self._stall_timer = self._loop.call_later(min(1.0, self._limits.stall_timeout / 4), self._look_for_steps)
+
+    def _disarm_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _look_for_steps(self) -> None:
+        """Neither a process that exists nor one that answers is alive: one that makes steps is."""
+        steps, since = self._steps_seen
+        now_steps, now = self.process.reader.progress().steps, self._loop.time()
+        if now_steps != steps:
+            self._steps_seen = (now_steps, now)
+        elif now - since >= self._limits.stall_timeout:
+            self._stall_timer = None
+            reason = f"the engine made no step in {self._limits.stall_timeout:g} s with {self.in_flight} sequences in it"
+            self._post(ReplicaEvent.STALLED, self, reason)
+            return
+        self._arm_stall_timer()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def ask_to_exit(self) -> None:
+        self._link.send(wire.Shutdown())
+
+    def terminate(self) -> None:
+        self.process.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.process.signal(signal.SIGKILL)
+
+    def _on_exit(self, status: ExitStatus) -> None:
+        self.dead = True
+        self.status = status
+        self._post(ReplicaEvent.EXITED, self, str(status))
+
+    def bury(self, reason: str) -> None:
+        """After EXITED: deliver what was published, then fail what is unfinished, then give everything back."""
+        self.dead = True
+        self._disarm_stall_timer()
+        self._link.drain_what_is_left()
+        self._link.close()
+        lost = list(self._streams)
+        self._crash_reason = reason
+        for rid in lost:
+            self._lose(rid, self._crash())
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(ServiceUnavailable(f"the engine died: {reason}"))
+        self._metrics.ring_full += self.process.reader.progress().full_hits
+        self.process.close()
+
+    _crash_reason = "it died before the request reached it"
+
+    def _crash(self) -> EngineCrashed:
+        return EngineCrashed(f"the engine process ended while it had this request: {self._crash_reason}")
+
+    def uptime(self) -> float:
+        return time.monotonic() - self.ready_since if self._ready else 0.0

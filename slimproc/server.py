@@ -1,0 +1,164 @@
+"""The server put together: builds every object, runs them under one parent, and takes them down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import uvloop
+from aiohttp import web
+
+from slimproc import __version__, logs
+from slimproc.admission.controller import AdmissionController, ModelLimits
+from slimproc.chat.book import TemplateBook
+from slimproc.chat.templates import Renderer
+from slimproc.config import Config
+from slimproc.errors import ConfigError
+from slimproc.http.app import admin_app, make_runner, public_app
+from slimproc.http.gateway import Gateway
+from slimproc.ipc.credit import default_credit
+from slimproc.lag import LagMeter
+from slimproc.listeners import BACKLOG, Listeners
+from slimproc.metrics import Metrics
+from slimproc.replicas.incarnation import EngineLimits
+from slimproc.replicas.replica import Replica, ReplicaLimits
+from slimproc.replicas.supervisor import Supervisor
+
+log = logs.get("slimproc.server")
+
+EXIT_LIMIT: Final = 1.5
+"""Seconds that engines have to exit by themselves in a shutdown, when their requests have had theirs."""
+CLEANUP_LIMIT: Final = 1.0
+"""Seconds for handlers to write their last event."""
+
+
+def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
+    """Serve until told to stop; the process's exit status. What cannot be opened (a port in use) is one line and 1."""
+    logs.configure(config.log_level, json=config.log_json)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would reap our engines unseen
+    try:
+        listeners = Listeners(config)
+    except (OSError, ConfigError) as error:
+        sys.stderr.write(f"slimproc: {error.strerror or error if isinstance(error, OSError) else error.message}\n")
+        return 1
+    with listeners, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Server(config, listeners, os.environ if environ is None else environ).serve())
+
+
+class Server:
+    """One running server. ``serve`` is its whole life."""
+
+    def __init__(self, config: Config, listeners: Listeners, environ: Mapping[str, str]) -> None:
+        self._config = config
+        self._listeners = listeners
+        self._metrics = Metrics(config.models)
+        self._renderer = Renderer()
+        templates = TemplateBook(self._renderer, _template_overrides(config))
+        self._supervisor = Supervisor(self._make_replicas(environ))
+        self._admission = AdmissionController(
+            self._supervisor,
+            self._metrics,
+            templates.render,
+            models={name: ModelLimits(model.max_queue) for name, model in config.models.items()},
+            max_queue_total=config.max_queue_total,
+            refuse_while_loading=config.while_loading == "refuse",
+        )
+        self._gateway = Gateway(config, self._supervisor, self._admission, self._metrics)
+        self._signalled = asyncio.Event()
+        self._register_gauges()
+
+    def _make_replicas(self, environ: Mapping[str, str]) -> list[Replica]:
+        config = self._config
+        engine = EngineLimits(
+            ring_size=config.ring_size,
+            credit=default_credit() if config.credit == "auto" else config.credit,
+            stall_timeout=config.stall_timeout,
+            environ=environ,
+        )
+        return [
+            Replica(
+                index,
+                model.engine_settings(),
+                ReplicaLimits(model.load_timeout, model.unload_timeout, engine),
+                self._metrics.model(name),
+                on_change=self._on_replica_change,
+            )
+            for name, model in config.models.items()
+            for index in range(model.replicas)
+        ]
+
+    def _on_replica_change(self, replica: Replica) -> None:
+        self._admission.on_replica_change(replica)
+
+    def _register_gauges(self) -> None:
+        self._metrics.gauge("queue_depth", self._admission.queue_depths)
+        self._metrics.gauge("inflight_requests", self._admission.in_flight)
+        self._metrics.gauge("replicas", self._supervisor.count_states)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> int:
+        """Start everything, serve until a signal, stop everything in order; a second signal stops it at once."""
+        self._catch_signals()
+        async with asyncio.TaskGroup() as parent:
+            owners = parent.create_task(self._supervisor.run(), name="supervisor")
+            lag = parent.create_task(LagMeter(self._metrics.event_loop_lag).run(), name="lag")
+            self._supervisor.start_all()
+            await self._renderer.start()
+            public, admin = await self._accept_clients()
+            await self._signalled.wait()
+            await self._shut_down(public, admin)
+            lag.cancel()
+            owners.cancel()
+        log.info("stopped")
+        return 0
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._signalled.is_set():
+            log.warning("a second signal: stopping at once", signal=signal.Signals(number).name)
+            for replica in self._supervisor:
+                if replica.engine is not None:
+                    replica.engine.kill()
+            os._exit(128 + number)
+        log.info("stopping", signal=signal.Signals(number).name)
+        self._signalled.set()
+
+    async def _accept_clients(self) -> tuple[web.AppRunner, web.AppRunner]:
+        public = make_runner(public_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
+        await public.setup()
+        await web.SockSite(public, self._listeners.public, backlog=BACKLOG).start()
+        admin = make_runner(admin_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
+        await admin.setup()
+        await web.SockSite(admin, self._listeners.admin).start()
+        log.info("serving", version=__version__, url=self._listeners.url, admin=str(self._listeners.admin_path))
+        return public, admin
+
+    async def _shut_down(self, public: web.AppRunner, admin: web.AppRunner) -> None:
+        """Nothing new; what runs has ``shutdown_timeout``; then the error in its stream, and the engines' end."""
+        for site in list(public.sites):
+            await site.stop()
+        self._admission.close()
+        await self._admission.wait_idle(self._config.shutdown_timeout)
+        self._admission.abort()
+        await public.cleanup()
+        self._gateway.sweeper.close()
+        await self._supervisor.stop_all(0.0, EXIT_LIMIT)
+        await self._renderer.close()
+        await admin.cleanup()
+
+
+def _template_overrides(config: Config) -> dict[str, str]:
+    return {
+        name: model.chat_template.read_text(encoding="utf-8")
+        for name, model in config.models.items()
+        if model.chat_template is not None
+    }

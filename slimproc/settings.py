@@ -1,0 +1,43 @@
+"""What an engine is started with. The configuration fills it, the wire carries it, a backend reads it.
+
+A leaf of its own because both sides of the process border need these types and neither may import the other.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``fake:`` block of a model: how the fake backend loads, answers and misbehaves. Times in seconds."""
+
+    ttft: float = 0.0
+    """From a sequence's start to its first token."""
+    token_latency: float = 0.0
+    """Between two tokens of one sequence. Zero: as fast as the ring takes them."""
+    load_time: float = 0.0
+    load_error: str | None = None
+    """The load fails with this message."""
+    die_in_load: int | None = None
+    """A signal number: the engine kills itself with it while it loads."""
+    ignore_sigterm: bool = False
+    hang_in_unload: bool = False
+    unload_time: float = 0.0
+    bytes: int = 0
+    """What the ledger is told that this engine holds."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica's engine. ``context`` is tokens per sequence; ``slots`` is sequences at once."""
+
+    model: str
+    backend: str
+    path: str | None = None
+    slots: int = 4
+    context: int | None = None
+    """None: what the model was trained for, at most 4096."""
+    threads: int | None = None
+    """None: chosen by the engine so that the front keeps its share of the cores."""
+    gpu_layers: int | None = None
+    """None: all of them where llama.cpp was built for a GPU, else none."""
+    fake: FakeSettings = FakeSettings()

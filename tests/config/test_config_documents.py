@@ -1,0 +1,77 @@
+"""The example files and the documentation name every key, and what they say loads."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from slimproc.config import load_config
+from slimproc.config.environment import VARIABLES, from_dotenv
+from slimproc.config.model import FAKE_KINDS, KINDS, MODEL_KINDS, Config, ModelConfig
+from slimproc.config.runtime import RuntimeDirectory
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "config.example.yaml").read_text("utf-8")
+IN_USE = re.compile(r"^( *)#(?=\w+:)", re.MULTILINE)
+
+
+def uncommented(tmp_path: Path) -> Path:
+    (tmp_path / "smollm2.jinja").touch()
+    file = tmp_path / "slimproc.yaml"
+    file.write_text(IN_USE.sub(r"\1", EXAMPLE), "utf-8")
+    return file
+
+
+def test_the_example_loads_as_it_is():
+    config = load_config(ROOT / "config.example.yaml", flags={}, environ={}, dotenv=None)
+    assert list(config.models) == ["smollm2", "echo"]
+
+
+def test_the_example_names_every_key_and_loads_with_every_line_in_use(tmp_path):
+    file = uncommented(tmp_path)
+    load_config(file, flags={}, environ={}, dotenv=None)
+    data = yaml.safe_load(file.read_text("utf-8"))
+    models = data.pop("models")
+    assert data.keys() == KINDS.keys()
+    assert set().union(*models.values()) == {*MODEL_KINDS, "fake"}
+    assert models["echo"]["fake"].keys() == FAKE_KINDS.keys()
+
+
+def test_every_key_of_the_example_has_a_comment_above_it_or_above_its_group():
+    lines = EXAMPLE.splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r" *#?\w+:", line) and line != "models:":
+            above = lines[number - 1]
+            assert re.match(r" *# ", above) or re.match(r" *#?\w+:", above), line
+
+
+def test_what_the_example_shows_is_the_default_unless_it_says_otherwise():
+    config = load_config(ROOT / "config.example.yaml", flags={}, environ={}, dotenv=None)
+    bare = Config(models={}, state_dir=Path("/s"), runtime=RuntimeDirectory(Path("/r")))
+    for key in KINDS.keys() - {"default_model", "state_dir"}:
+        assert getattr(config, key) == getattr(bare, key), key
+    model, plain = config.models["smollm2"], ModelConfig(name="m", backend="llama_cpp")
+    for key in ("unlisted", "replicas", "slots", "threads", "gpu_layers", "max_queue", "max_tokens_limit"):
+        assert getattr(model, key) == getattr(plain, key), key
+    assert config.models["echo"].fake == plain.fake
+
+
+def test_the_env_example_names_every_variable_and_loads(tmp_path):
+    file = tmp_path / ".env"
+    file.write_text(re.sub(r"(?m)^#(?=SLIMPROC_)", "", (ROOT / ".env.example").read_text("utf-8")))
+    found, problems = from_dotenv(file)
+    assert problems == []
+    assert found.keys() == set(VARIABLES.values())
+    load_config(ROOT / "config.example.yaml", flags={}, environ={}, dotenv=file)
+
+
+def test_the_env_example_changes_nothing_as_it_is():
+    assert from_dotenv(ROOT / ".env.example") == ({}, [])
+
+
+def test_the_documentation_has_a_row_for_every_key():
+    rows = set()
+    for line in (ROOT / "docs" / "configuration.md").read_text("utf-8").splitlines():
+        if line.startswith("| `"):
+            rows.update(re.findall(r"`(\w+)`", line.split("|")[1]))
+    assert rows == {"models", "fake", *KINDS, *MODEL_KINDS, *FAKE_KINDS}
