@@ -38,7 +38,8 @@ LENGTH = struct.Struct("<I")
 def steps(tokens: int) -> list[wire.Step]:
     """Prebuilt, so that making objects does not hide what is measured."""
     return [
-        wire.Step(time.monotonic_ns(), [wire.Tok(rid, WORDS[(i + rid) % 8]) for rid in range(tokens)]) for i in range(64)
+        wire.Step(time.monotonic_ns(), [wire.Tok(rid, WORDS[(i + rid) % 8]) for rid in range(tokens)])
+        for i in range(64)
     ]
 
 
@@ -57,7 +58,7 @@ def in_child(work: Callable[[], None]) -> int:
         return pid
     try:
         work()
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # a forked child must never return into its parent's code
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

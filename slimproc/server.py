@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
-from aiohttp import web
 
 from slimproc import __version__, logs
 from slimproc.admission.controller import AdmissionController, ModelLimits
@@ -18,9 +18,8 @@ from slimproc.chat.book import TemplateBook
 from slimproc.chat.templates import Renderer
 from slimproc.config import Config
 from slimproc.errors import ConfigError
-from slimproc.http.app import admin_app, make_runner, public_app
-from slimproc.http.gateway import Gateway
 from slimproc.ipc.credit import default_credit
+from slimproc.ipc.region import create_region
 from slimproc.lag import LagMeter
 from slimproc.listeners import BACKLOG, Listeners
 from slimproc.metrics import Metrics
@@ -28,12 +27,13 @@ from slimproc.replicas.incarnation import EngineLimits
 from slimproc.replicas.replica import Replica, ReplicaLimits
 from slimproc.replicas.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from slimproc.http.service import HttpService
+
 log = logs.get("slimproc.server")
 
 EXIT_LIMIT: Final = 1.5
 """Seconds that engines have to exit by themselves in a shutdown, when their requests have had theirs."""
-CLEANUP_LIMIT: Final = 1.0
-"""Seconds for handlers to write their last event."""
 
 
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
@@ -41,12 +41,22 @@ def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     logs.configure(config.log_level, json=config.log_json)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would reap our engines unseen
     try:
+        _try_ring(config)
         listeners = Listeners(config)
     except (OSError, ConfigError) as error:
         sys.stderr.write(f"slimproc: {error.strerror or error if isinstance(error, OSError) else error.message}\n")
         return 1
     with listeners, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Server(config, listeners, os.environ if environ is None else environ).serve())
+
+
+def _try_ring(config: Config) -> None:
+    """Raise OSError now where no engine could ever be given its ring; a later shortage fails one load only."""
+    os.close(create_region(config.ring_size, epoch=0, replica=0, credit=_credit(config)))
+
+
+def _credit(config: Config) -> str:
+    return default_credit() if config.credit == "auto" else config.credit
 
 
 class Server:
@@ -67,7 +77,6 @@ class Server:
             max_queue_total=config.max_queue_total,
             refuse_while_loading=config.while_loading == "refuse",
         )
-        self._gateway = Gateway(config, self._supervisor, self._admission, self._metrics)
         self._signalled = asyncio.Event()
         self._register_gauges()
 
@@ -75,8 +84,9 @@ class Server:
         config = self._config
         engine = EngineLimits(
             ring_size=config.ring_size,
-            credit=default_credit() if config.credit == "auto" else config.credit,
+            credit=_credit(config),
             stall_timeout=config.stall_timeout,
+            cancel_grace=config.cancel_grace,
             environ=environ,
         )
         return [
@@ -108,12 +118,12 @@ class Server:
             owners = parent.create_task(self._supervisor.run(), name="supervisor")
             lag = parent.create_task(LagMeter(self._metrics.event_loop_lag).run(), name="lag")
             self._supervisor.start_all()
-            await self._renderer.start()
-            public, admin = await self._accept_clients()
+            rendering = parent.create_task(self._renderer.start(), name="renderers")
+            http = await self._open_http()
             await self._signalled.wait()
-            await self._shut_down(public, admin)
-            lag.cancel()
-            owners.cancel()
+            await self._shut_down(http)
+            for task in (rendering, lag, owners):
+                task.cancel()
         log.info("stopped")
         return 0
 
@@ -132,28 +142,24 @@ class Server:
         log.info("stopping", signal=signal.Signals(number).name)
         self._signalled.set()
 
-    async def _accept_clients(self) -> tuple[web.AppRunner, web.AppRunner]:
-        public = make_runner(public_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
-        await public.setup()
-        await web.SockSite(public, self._listeners.public, backlog=BACKLOG).start()
-        admin = make_runner(admin_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
-        await admin.setup()
-        await web.SockSite(admin, self._listeners.admin).start()
+    async def _open_http(self) -> HttpService:
+        # In a thread, and only now: the engines are spawned and load their models while aiohttp is being imported.
+        module = await asyncio.to_thread(importlib.import_module, "slimproc.http.service")
+        http: HttpService = module.HttpService(self._config, self._supervisor, self._admission, self._metrics)
+        await http.open(self._listeners.public, self._listeners.admin, backlog=BACKLOG)
         log.info("serving", version=__version__, url=self._listeners.url, admin=str(self._listeners.admin_path))
-        return public, admin
+        return http
 
-    async def _shut_down(self, public: web.AppRunner, admin: web.AppRunner) -> None:
+    async def _shut_down(self, http: HttpService) -> None:
         """Nothing new; what runs has ``shutdown_timeout``; then the error in its stream, and the engines' end."""
-        for site in list(public.sites):
-            await site.stop()
+        await http.stop_accepting()
         self._admission.close()
         await self._admission.wait_idle(self._config.shutdown_timeout)
         self._admission.abort()
-        await public.cleanup()
-        self._gateway.sweeper.close()
+        await http.close_public()
         await self._supervisor.stop_all(0.0, EXIT_LIMIT)
         await self._renderer.close()
-        await admin.cleanup()
+        await http.close_admin()
 
 
 def _template_overrides(config: Config) -> dict[str, str]:

@@ -42,7 +42,7 @@ class TokenStream:
         self.on_first: Callable[[TokenStream], None] | None = None
         self.on_end: Callable[[TokenStream], None] | None = None
 
-    def take(self, item: Tok, at_ns: int, gathering: list[Flushable] | None) -> None:
+    def take(self, item: Tok, at_ns: int, gathering: list[Flushable] | None) -> None:  # noqa: ARG002  # for subclasses
         """What one step made for this sequence. ``gathering`` collects what is to be flushed when this wake-up ends;
         None: nothing else is waiting, so write at once.
         """
@@ -57,7 +57,7 @@ class TokenStream:
             self.first_at_ns = at_ns
             if self.on_first is not None:
                 self.on_first(self)
-        if item.finish:
+        if item.finish and not self.ended:
             self.finish = Finish(item.finish)
             self.usage = item.usage or Usage()
             self._end()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -16,7 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 LIMIT = 30.0
 """Seconds that any one condition may take on a machine that is busy with something else."""
@@ -78,19 +83,71 @@ class EventReader:
                 data = line[6:]
                 yield "[DONE]" if data == b"[DONE]" else json.loads(data)
 
+    def take(self, count: int) -> list[Any]:
+        """The next ``count`` events."""
+        return list(itertools.islice(self.events(), count))
+
     def close(self) -> None:
         """Leave at once, whatever is still coming."""
         with contextlib.suppress(OSError):
-            self.connection.sock.shutdown(socket.SHUT_RDWR)
+            if self.connection.sock is not None:
+                self.connection.sock.shutdown(socket.SHUT_RDWR)
         self.response.close()
+        self.connection.close()
+
+    def __enter__(self) -> EventReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Pending:
+    """A request that has been sent and whose answer nobody has waited for yet."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.connection = connection
+
+    @property
+    def sock(self) -> socket.socket:
+        return self.connection.sock
+
+    def answer(self) -> Answer:
+        """Wait for the whole answer, and close."""
+        try:
+            return Answer(self.connection.getresponse())
+        finally:
+            self.connection.close()
+
+    def events(self) -> EventReader:
+        return EventReader(self.connection, self.connection.getresponse())
+
+    def reset(self) -> None:
+        """Leave with a RST."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def close(self) -> None:
         self.connection.close()
 
 
 class ServerProcess:
-    """``slimproc serve`` with a configuration of the test's own, on a free port."""
+    """``slimproc serve`` with a configuration of the test's own, on a free port.
 
-    def __init__(self, directory: Path, config: dict[str, Any], *, arguments: tuple[str, ...] = (), **environ: str) -> None:
+    ``wrapper``: a command that runs the server (``strace -f``). ``environ``: variables beside our own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: dict[str, Any],
+        *,
+        arguments: tuple[str, ...] = (),
+        wrapper: tuple[str, ...] = (),
+        **environ: str,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self._connections: list[http.client.HTTPConnection] = []
         self.admin_socket = directory / "admin.sock"
         full = {"listen": "127.0.0.1:0", "admin_socket": str(self.admin_socket), "state_dir": str(directory / "state")}
         file = directory / "slimproc.yaml"
@@ -98,7 +155,7 @@ class ServerProcess:
         self.log_path = directory / "log"
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "slimproc", "serve", "--config", str(file), *arguments],
+                [*wrapper, sys.executable, "-m", "slimproc", "serve", "--config", str(file), *arguments],
                 stdout=log,
                 stderr=log,
                 cwd=directory,
@@ -108,12 +165,17 @@ class ServerProcess:
 
     def _port(self) -> str | None:
         assert self.process.poll() is None, f"the server ended with {self.process.returncode}: {self.log}"
-        found = re.search(r"url=http://127\.0\.0\.1:(\d+)", self.log)
+        found = re.search(r"url(?:=|\":\")http://127\.0\.0\.1:(\d+)", self.log)
         return found and found[1]
 
     @property
     def log(self) -> str:
         return self.log_path.read_text()
+
+    def records(self, message: str, **fields: Any) -> list[dict[str, Any]]:
+        """The log lines with this message and these fields, of a server with ``log_json``."""
+        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["message"] == message and fields.items() <= line.items()]
 
     @property
     def url(self) -> str:
@@ -122,19 +184,21 @@ class ServerProcess:
     # --- talking to it ------------------------------------------------------------------------------------------------
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        self._connections.append(connection)
+        return connection
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self._request("GET", path, None, headers)
+        return self.request("GET", path, None, headers)
 
     def post(self, path: str, body: Any, **headers: str) -> Answer:
         """``body`` as it is when it is bytes, else as JSON."""
-        return self._request("POST", path, body, headers)
+        return self.request("POST", path, body, headers)
 
-    def _request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Answer:
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         connection = self.connect()
         try:
-            connection.request(method, path, _encoded(body), _headers(headers))
+            connection.request(method, path, _encoded(body), _headers(headers or {}))
             return Answer(connection.getresponse())
         finally:
             connection.close()
@@ -145,11 +209,18 @@ class ServerProcess:
     def chat(self, content: Any, **fields: Any) -> Answer:
         return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
 
-    def stream(self, prompt: Any, *, path: str = "/v1/completions", **fields: Any) -> EventReader:
-        body = {"prompt": prompt} if path == "/v1/completions" else {"messages": [{"role": "user", "content": prompt}]}
+    def begin(
+        self, prompt: Any, *, path: str = COMPLETIONS, headers: dict[str, str] | None = None, **fields: Any
+    ) -> Pending:
+        """Send a request and wait for nothing. ``prompt``: of a chat, the user's one message."""
+        body = {"prompt": prompt} if path == COMPLETIONS else {"messages": [{"role": "user", "content": prompt}]}
         connection = self.connect()
-        connection.request("POST", path, _encoded({**body, "stream": True, **fields}), _headers({}))
-        return EventReader(connection, connection.getresponse())
+        connection.request("POST", path, _encoded(body | fields), _headers(headers or {}))
+        return Pending(connection)
+
+    def stream(self, prompt: Any, **fields: Any) -> EventReader:
+        """A streamed answer, once its headers have come."""
+        return self.begin(prompt, **{"stream": True, **fields}).events()
 
     def raw(self, data: bytes) -> socket.socket:
         """A plain connection on which ``data`` has been sent."""
@@ -178,9 +249,22 @@ class ServerProcess:
         wait_until(lambda: self.get("/readyz").status == 200, f"every model is ready; the log says: {self.log}")
         return self
 
+    def wait_sequences(self, *counts: int) -> None:
+        """Until each replica has so many sequences in its engine."""
+        wait_until(lambda: [one["sequences"] for one in self.replicas()] == list(counts), f"{counts} sequences run")
+
+    def wait_queued(self, count: int, model: str = "fake") -> None:
+        """Until so many requests wait for a slot."""
+        self.wait_metric(count, "queue_depth", model=model)
+
     def wait_idle(self) -> None:
-        """Until no sequence is in any engine and none waits."""
-        wait_until(lambda: not any(replica["sequences"] for replica in self.replicas()), "no sequence runs")
+        """Until no sequence is in any engine and no request waits for a slot."""
+        wait_until(lambda: not any(one["sequences"] for one in self.replicas()), "no sequence runs")
+        wait_until(lambda: not any(one["queue_depth"] for one in self.admin("/admin/models")["models"]), "none waits")
+
+    def children(self) -> list[psutil.Process]:
+        """Every process that the server has started and that still lives."""
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample of /metrics; ``name`` without the prefix."""
@@ -208,6 +292,9 @@ class ServerProcess:
         return self.process.wait(limit)
 
     def close(self) -> None:
+        """Whatever state the test left it in."""
+        for connection in self._connections:
+            connection.close()
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop(limit=15)

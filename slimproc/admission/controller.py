@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from slimproc.admission.queue import RequestQueue
 from slimproc.errors import Overloaded, ServiceUnavailable, ShuttingDown, SlimprocError
 from slimproc.metrics import Metrics, ModelMetrics
 from slimproc.replicas.replica import Replica
+from slimproc.replicas.states import ReplicaState
 from slimproc.replicas.supervisor import Supervisor
 from slimproc.request import GenerateRequest
 from slimproc.stream import TokenStream
@@ -34,19 +36,24 @@ class ModelLimits:
     max_queue: int
 
 
-@dataclass
 class DrainRate:
-    """Requests that end per second, averaged with exponential forgetting."""
+    """How many requests end per second: each counts, and is forgotten exponentially. Instants are monotonic seconds."""
 
-    rate: float = 0.0
-    _last: float | None = None
+    def __init__(self, now: float) -> None:
+        self._began = self._last = now
+        self._count = 0.0
 
     def note(self, now: float) -> None:
-        if self._last is not None:
-            gap = max(1e-3, now - self._last)
-            weight = min(1.0, gap / _RATE_MEMORY) if self.rate else 1.0
-            self.rate += weight * (1.0 / gap - self.rate)
+        """A request has ended."""
+        self._count = self._remembered(now) + 1.0
         self._last = now
+
+    def per_second(self, now: float) -> float:
+        remembered_seconds = _RATE_MEMORY * (1.0 - math.exp(-(now - self._began) / _RATE_MEMORY))
+        return self._remembered(now) / max(1.0, remembered_seconds)
+
+    def _remembered(self, now: float) -> float:
+        return self._count * math.exp(-(now - self._last) / _RATE_MEMORY)
 
 
 class AdmissionController:
@@ -69,7 +76,7 @@ class AdmissionController:
         self._max_queue_total = max_queue_total
         self._refuse_while_loading = refuse_while_loading
         self._queues: dict[str, RequestQueue[Generation]] = {model: RequestQueue() for model in models}
-        self._rates = {model: DrainRate() for model in models}
+        self._rates = {model: DrainRate(time.monotonic()) for model in models}
         self._running: set[Generation] = set()
         self._closed = False
         self._idle = asyncio.Event()
@@ -82,11 +89,11 @@ class AdmissionController:
         The caller must ``close()`` what it gets, whatever happens.
         """
         model = request.model
+        self._retry_failed(model)
         refusal = self._refusal(model)
         if refusal is not None:
             self._metrics.reject(model, refusal)
             raise refusal
-        self._retry_failed(model)
         generation = Generation(request, streams, self, self._render)
         self._running.add(generation)
         self._queues[model].append(generation)
@@ -100,7 +107,7 @@ class AdmissionController:
             self._view_queue(model), self._view_replicas(model), refuse_while_loading=self._refuse_while_loading
         )
         if verdict is Verdict.REFUSE_FULL:
-            wait = policy.retry_after(len(self._queues[model]), self._rates[model].rate)
+            wait = policy.retry_after(len(self._queues[model]), self._rates[model].per_second(time.monotonic()))
             return Overloaded(f"the queue of {model} is full", retry_after=wait)
         if verdict in (Verdict.REFUSE_FAILED, Verdict.REFUSE_LOADING):
             return self._unavailable(model)
@@ -109,13 +116,18 @@ class AdmissionController:
     def _unavailable(self, model: str) -> ServiceUnavailable:
         replicas = self._supervisor.of(model)
         reason = next((replica.reason for replica in replicas if replica.reason), "")
-        failed = all(view.state.value == "failed" for view in self._view_replicas(model))
+        views = self._view_replicas(model)
+        failed = all(view.state is ReplicaState.FAILED for view in views)
+        what = "has failed" if failed else "could not be loaded" if policy.hopeless(views) else "is loading"
         return ServiceUnavailable(
-            f"the model {model} {'has failed' if failed else 'is loading'}" + (f": {reason}" if reason else ""),
+            f"the model {model} {what}" + (f": {reason}" if reason else ""),
             retry_after=policy.RETRY_FAILED_AFTER if failed else 5.0,
         )
 
     def _retry_failed(self, model: str) -> None:
+        """Also for a request that is then refused: somebody has asked for the model."""
+        if self._closed:
+            return
         for replica, view in zip(self._supervisor.of(model), self._view_replicas(model), strict=True):
             if policy.may_retry(view):
                 replica.ask_start()
@@ -127,6 +139,9 @@ class AdmissionController:
         queue = self._queues[model]
         replicas = self._supervisor.of(model)
         while (generation := queue.head()) is not None:
+            if generation.request.deadline.remaining(time.monotonic()) <= 0:
+                generation.expire()  # its timer is due in this very turn: no engine is to hear of it
+                continue
             place = policy.choose([_view(replica) for replica in replicas])
             if place is None:
                 return
@@ -145,9 +160,8 @@ class AdmissionController:
         if replica.serving is not None:
             self._dispatch(replica.model)
         elif policy.hopeless(self._view_replicas(replica.model)):
-            error = self._unavailable(replica.model)
             for generation in self._queues[replica.model].drain():
-                generation.fail(error)
+                generation.fail(self._unavailable(replica.model))
 
     # --- what generations tell ------------------------------------------------------------------------------------------
 
@@ -167,7 +181,8 @@ class AdmissionController:
         self._rates[model].note(generation.times.ended)
         if generation.outcome == "ok":
             for replica in self._supervisor.of(model):
-                replica.served()
+                if replica.name == generation.engine_name:
+                    replica.served()
         if generation.outcome in REFUSALS:
             assert generation.error is not None
             self._metrics.reject(model, generation.error)
@@ -204,7 +219,7 @@ class AdmissionController:
         """Take nothing more; who waits without a slot is told. What runs goes on until it ends or ``abort``."""
         self._closed = True
         for queue in self._queues.values():
-            for generation in queue.drain():
+            for generation in queue.waiting():
                 generation.fail(ShuttingDown("the server is shutting down"))
 
     async def wait_idle(self, limit: float) -> bool:

@@ -1,6 +1,6 @@
 """Generation: one admitted request from its place in the queue to its end: slots, rendering, deadline, outcome.
 
-The HTTP handler's own task does all its waiting, so a client that goes away cancels exactly what it asked for. Ends
+The HTTP handler's own task does the waiting, so a client that goes away cancels exactly what it asked for. Ends
 exactly once, in ``_settle``: whichever of finish, failure, deadline and ``close`` comes first.
 """
 
@@ -15,12 +15,22 @@ from typing import Protocol
 
 import msgspec
 
+from slimproc import logs
 from slimproc.chat.templates import Rendered
-from slimproc.errors import DeadlineExceeded, EngineCrashed, SlimprocError
+from slimproc.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineCrashed,
+    InternalError,
+    InvalidRequest,
+    SlimprocError,
+)
 from slimproc.ipc import wire
 from slimproc.replicas.incarnation import Slot
 from slimproc.request import ChatPrompt, GenerateRequest
 from slimproc.stream import TokenStream
+
+log = logs.get("slimproc.generation")
 
 Render = Callable[[str, wire.ModelInfo, ChatPrompt], Awaitable[Rendered]]
 """Renders a chat for a configured model that is loaded."""
@@ -69,7 +79,8 @@ class Generation:
             stream.on_end = self._on_end
         loop = asyncio.get_running_loop()
         remaining = request.deadline.remaining(self.times.arrived)
-        self._deadline = loop.call_later(max(0.0, remaining), self._expire) if remaining < 1e9 else None
+        self._deadline = loop.call_later(max(0.0, remaining), self.expire) if remaining < 1e9 else None
+        self._rendering: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Generation {self.request.id} {self.outcome or ('running' if self.started else 'waiting')}>"
@@ -85,16 +96,23 @@ class Generation:
     def unstarted(self) -> int:
         return len(self._unstarted)
 
+    @property
+    def arrived(self) -> float:
+        return self.times.arrived
+
     def grant(self, slot: Slot) -> None:
         """A slot for the next sequence. Starts it now, unless its chat has to be rendered first."""
         index = self._unstarted.popleft()
         self._slots[index] = slot
         if not self.started:
             self.times.granted = time.monotonic()
-        if self._needs_rendering:
-            self._changed.set()
-        else:
+            if (refusal := _refusal(self.request, slot.model)) is not None:
+                self.fail(refusal)
+                return
+        if not self._needs_rendering:
             self._start(index)
+        elif self._rendering is None:
+            self._rendering = asyncio.create_task(self._render(slot.model), name=f"render {self.request.id}")
 
     # --- what the handler awaits --------------------------------------------------------------------------------------
 
@@ -110,9 +128,6 @@ class Generation:
         try:
             async with asyncio.timeout(limit):
                 while self.error is None and not condition():
-                    if self._needs_rendering and self._slots:
-                        await self._render()
-                        continue
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -132,16 +147,20 @@ class Generation:
     def _needs_rendering(self) -> bool:
         return self._rendered is None and isinstance(self.request.prompts[0], ChatPrompt)
 
-    async def _render(self) -> None:
+    async def _render(self, model: wire.ModelInfo) -> None:
+        """A task of its own, which ``_settle`` cancels: a handler that wakes to keep its stream open must not begin the
+        rendering anew, and who waits for the renderer past the deadline waits no longer.
+        """
         chat = self.request.prompts[0]
         assert isinstance(chat, ChatPrompt)
-        slot = next(iter(self._slots.values()))
         try:
-            self._rendered = await self._render_chat(self.request.model, slot.model, chat)
+            self._rendered = await self._render_chat(self.request.model, model, chat)
         except SlimprocError as error:
             self.fail(error)
-            return
-        if not self.outcome:
+        except Exception:  # a bug of ours: told like any other, for nobody awaits this task
+            log.exception("a chat could not be rendered", request_id=self.request.id)
+            self.fail(InternalError("a chat could not be rendered"))
+        else:
             for index in list(self._slots):
                 self._start(index)
 
@@ -154,19 +173,20 @@ class Generation:
         request = self.request
         which, choice = divmod(index, request.n)
         prompt = request.prompts[which]
-        text, literals = prompt, []
+        chat = isinstance(prompt, ChatPrompt)
+        literals: list[tuple[int, int]] = []
         if isinstance(prompt, ChatPrompt):
             assert self._rendered is not None
-            text, literals = self._rendered.text, self._rendered.literals
+            prompt, literals = self._rendered.text, self._rendered.literals
         sampling = request.sampling
         if sampling.seed is not None and choice:
             # Equal seeds would make the choices of ``n`` the same text.
             sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)
         return wire.Submit(
             rid=rid,
-            prompt=text,
+            prompt=prompt,
             literals=literals,
-            chat=isinstance(prompt, ChatPrompt),
+            chat=chat,
             max_tokens=request.max_tokens,
             stop=request.stop,
             echo=request.echo,
@@ -205,7 +225,8 @@ class Generation:
             self.error = error
             self._settle(_OUTCOMES.get(error.code, "engine_error"))
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """The deadline has passed."""
         where = "generating" if self.times.first_text else ("in prefill" if self.started else "waiting for a slot")
         self.fail(DeadlineExceeded(f"the request's time is over; it was {where}"))
 
@@ -215,6 +236,8 @@ class Generation:
         self.times.last_text = max((stream.last_at_ns for stream in self.streams), default=0) / 1e9
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._rendering is not None:
+            self._rendering.cancel()
         for stream in self.streams:
             stream.on_first = stream.on_end = None
         self._owner.leave_queue(self)
@@ -224,6 +247,25 @@ class Generation:
         self._unstarted.clear()
         self._changed.set()
         self._owner.ended(self)
+
+
+def _refusal(request: GenerateRequest, model: wire.ModelInfo) -> InvalidRequest | None:
+    """What the model's numbers say against prompts of token ids. The engine says it, too, but of one prompt after the
+    other: the stream of a list would have begun with the first by the time the last is refused.
+    """
+    for prompt in request.prompts:
+        if isinstance(prompt, list):
+            if len(prompt) >= model.context:
+                return ContextLengthExceeded(
+                    f"this model's context is {model.context} tokens, and the prompt alone has {len(prompt)}",
+                    param="prompt",
+                )
+            if (highest := max(prompt)) >= model.vocab_size:
+                return InvalidRequest(
+                    f"token id {highest} is not in this model's vocabulary (0 to {model.vocab_size - 1})",
+                    param="prompt",
+                )
+    return None
 
 
 _OUTCOMES = {

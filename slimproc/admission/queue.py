@@ -17,6 +17,10 @@ class Waiting(Protocol):
     def unstarted(self) -> int:
         """Sequences that want a slot."""
 
+    @property
+    def arrived(self) -> float:
+        """The instant that gives it its place."""
+
 
 T = TypeVar("T", bound=Waiting)
 
@@ -37,9 +41,10 @@ class RequestQueue(Generic[T]):
         self._requests.append(request)
 
     def put_back(self, request: T) -> None:
-        """To the head: its engine died before it gave a byte, and it was there first."""
+        """To its old place, which is before all that came later: its engine died before it gave a byte."""
         if request not in self._requests:
-            self._requests.appendleft(request)
+            older = sum(other.arrived <= request.arrived for other in self._requests)
+            self._requests.insert(older, request)
 
     def head(self) -> T | None:
         return self._requests[0] if self._requests else None
@@ -53,6 +58,10 @@ class RequestQueue(Generic[T]):
         """Take it off, if it is there: it was cancelled, expired, or has all its slots."""
         if request in self._requests:
             self._requests.remove(request)
+
+    def waiting(self) -> list[T]:
+        """Those that have had no slot yet, oldest first."""
+        return [request for request in self._requests if not request.started]
 
     def drain(self) -> list[T]:
         """Take all off, oldest first."""

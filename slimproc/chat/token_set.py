@@ -58,8 +58,9 @@ class TokenSet:
         """Every (start, end) in ``text`` that spells a token exactly, overlapping ones too; ascending starts."""
         for start in self.starts(fold(text)):
             for length in self._lengths.get(text[start : start + 2], ()):
-                if text[start : start + length] in self.texts:
-                    yield start, start + length
+                end = start + length
+                if end <= len(text) and text[start:end] in self.texts:
+                    yield start, end
 
     def open_starts(self, folded: str) -> Iterator[int]:
         """Every position from which the folded text, to its end, is the beginning of a token and not the whole."""

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from slimproc.engines import lifeline
 from slimproc.engines.backend import create
@@ -86,7 +87,7 @@ def _serve(load: wire.Load, control: ControlSocket, ring: RingWriter) -> int:
 
 def _close_inherited() -> None:
     """Close what the operator's shell left open (posix_spawn cannot), and keep stdout out of every protocol."""
-    highest = max(map(int, os.listdir("/dev/fd")))
+    highest = max(int(entry.name) for entry in Path("/dev/fd").iterdir())
     os.closerange(SPACE_FD + 1, highest + 1)
     os.dup2(2, 1)
 

@@ -62,7 +62,7 @@ class EngineLoop:
         """Say READY, which only the loop that will do the work may say, and serve until Shutdown or until the front is
         gone. An exception is a bug, and ends the process.
         """
-        self._control.send(wire.encode(self._ready))
+        self._say(self._ready)
         while self._take_commands():
             self._step()
 
@@ -180,6 +180,9 @@ class EngineLoop:
                 report = wire.Detokenized(command.question, text)
         except InvalidRequest as error:
             report = wire.QuestionRefused(command.question, error.message, error.param)
+        self._say(report)
+
+    def _say(self, report: wire.Report) -> None:
         self._control.send(wire.encode(report))
         if self._control.unsent:
             self._poll.modify(self._control.fd, select.POLLIN | select.POLLOUT)
@@ -194,16 +197,16 @@ class EngineLoop:
         now = time.monotonic_ns()
         self._steps += 1
         self._ring.mark_step(self._steps, now)
-        if now - self._armed_ns > _REARM_NS:
-            faulthandler.dump_traceback_later(self._step_limit, exit=True)
-            self._armed_ns = now
+        self._rearm(now)
         items, self._pending = self._pending, []
+        failed: list[SequenceFailed] = []
         for event in produced:
-            if type(event) is SequenceFailed:
-                self._give_up(event)
+            if isinstance(event, SequenceFailed):
+                self._retire(event.sequence)
+                failed.append(event)
                 continue
             sequence, piece, end = event
-            item = sequence.advance(piece, end=end)
+            item = sequence.advance(piece, end)
             if item is not None:
                 items.append(item)
                 if item.finish:
@@ -214,16 +217,13 @@ class EngineLoop:
             self._publisher.publish(wire.Step(now, items))
         elif self._publisher.backlog:
             self._publisher.flush()
+        for sequence, message in failed:  # only now, since publishing may wait, and who waits hears commands
+            self._fail(sequence.rid, EngineError.code, message)
 
     def _retire(self, sequence: Sequence) -> None:
         del self._sequences[sequence.rid]
         self._backend.remove(sequence)
         self._phase = 0
-
-    def _give_up(self, event: SequenceFailed) -> None:
-        sequence, message = event
-        self._retire(sequence)
-        self._fail(sequence.rid, EngineError.code, message)
 
     def _fail(self, rid: int, code: str, message: str, param: str | None = None) -> None:
         self._publish_pending()
@@ -243,8 +243,13 @@ class EngineLoop:
         prefilling = any(sequence.generated == 0 for sequence in self._sequences.values())
         self._phase = PHASE_PREFILL if prefilling else PHASE_DECODE
         self._ring.set_phase(self._phase, list(self._sequences))
-        faulthandler.dump_traceback_later(self._step_limit, exit=True)
-        self._armed_ns = time.monotonic_ns()
+        self._armed_ns = 0
+        self._rearm(time.monotonic_ns())
+
+    def _rearm(self, now: int) -> None:
+        if now - self._armed_ns > _REARM_NS:
+            faulthandler.dump_traceback_later(self._step_limit, exit=True)
+            self._armed_ns = now
 
     def _go_idle(self) -> None:
         if self._phase != PHASE_IDLE:
@@ -258,8 +263,11 @@ class EngineLoop:
         """With a backlog, an idle engine also waits for room. False: there is nothing to do but look again."""
         if self._publisher.flush():
             return True
-        if self._sequences and not self._publisher.stuck(time.monotonic()):
-            return True
+        if self._sequences:
+            if not self._publisher.stuck(time.monotonic()):
+                return True
+            timeout_ms = _LONGEST_WAIT * 1000
+            self._rearm(time.monotonic_ns())  # the front is stopped, not we
         poll = select.poll()
         poll.register(self._control.fd, select.POLLIN)
         poll.register(self._ring.space_fd, select.POLLIN)
@@ -269,5 +277,7 @@ class EngineLoop:
 
     def _while_waiting(self) -> None:
         """The publisher waits for room (a backend that is faster than any reader): go on hearing the front."""
+        if self._phase != PHASE_IDLE:
+            self._rearm(time.monotonic_ns())
         if self._poll.poll(0):
             self._handle_commands()

@@ -16,7 +16,7 @@ class Sequence:
     """One generation. The backend reads ``prompt`` and ``sampling`` and writes ``cached_tokens``; no one else does."""
 
     __slots__ = (
-        "cached_tokens", "generated", "limit", "prompt", "prompt_text", "rid", "sampling", "state", "text", "unsaid",
+        "_push", "cached_tokens", "generated", "limit", "prompt", "prompt_text", "rid", "sampling", "state", "text", "unsaid",
     )  # fmt: skip
 
     def __init__(self, command: Submit, prompt: list[int], context: int) -> None:
@@ -30,6 +30,7 @@ class Sequence:
         self.limit = room if command.max_tokens is None else min(command.max_tokens, room)
         """Tokens that may be generated: by our own count, since a full KV cache refuses the whole batch."""
         self.text = TextAssembler(command.stop)
+        self._push = self.text.push
         self.generated = 0
         self.cached_tokens = 0
         self.state: object = None
@@ -37,27 +38,27 @@ class Sequence:
         self.unsaid = 0
         """Tokens generated whose text is still held back (a cut character, a possible stop string)."""
 
-    def advance(self, piece: bytes, *, end: bool) -> Tok | None:
+    def advance(self, piece: bytes, end: bool) -> Tok | None:  # noqa: FBT001  # the hot path
         """Take one token. Returns what the front should hear now, or None while the text is held back.
 
         ``end`` with an empty piece is the model's own end-of-generation token, which is not counted; any other token
         is, also one without text (a control token that is not the end). A piece that
         fills the limit says LENGTH even when the model would have ended there, since nobody asked it.
         """
-        text = ""
-        if piece or not end:
-            self.generated += 1
+        if not piece and end:
+            return self._finish(Finish.STOP)
+        self.generated += 1
+        text = self._push(piece)
+        if self.text.stopped or end or self.generated >= self.limit:
             self.unsaid += 1
-            text = self.text.push(piece)
-            if self.text.stopped:
-                return self._finish(Finish.STOP, text)
-            if self.generated >= self.limit:
-                return self._finish(Finish.LENGTH, text)
-        if end:
-            return self._finish(Finish.STOP, text)
+            stop = self.text.stopped or (end and self.generated < self.limit)
+            return self._finish(Finish.STOP if stop else Finish.LENGTH, text)
         if not text:
+            self.unsaid += 1
             return None
-        tokens, self.unsaid = self.unsaid, 0
+        if not self.unsaid:
+            return Tok(self.rid, text)
+        tokens, self.unsaid = self.unsaid + 1, 0
         return Tok(self.rid, text, tokens)
 
     def end(self, finish: Finish) -> Tok:

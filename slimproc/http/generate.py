@@ -100,7 +100,7 @@ class Answerer:
             spoken = -1
             while not await generation.wait_finished(self._keepalive_after):
                 tokens = sum(stream.completion_tokens for stream in generation.streams)
-                if tokens == spoken or tokens == 0:
+                if tokens in (spoken, 0):
                     client.write(KEEPALIVE)
                 spoken = tokens
             client.write(answer.usage_event(generation.streams) + DONE)

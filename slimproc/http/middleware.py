@@ -72,6 +72,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         response = await _answered(request, handler)
         status = response.status
+    except web.HTTPException as redirect:
+        status = redirect.status
+        raise
     except AnswerCut:
         status = request[_STARTED]
         raise
@@ -89,7 +92,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
             raise
         answer = from_http_exception(error, request)
     except SlimprocError as error:
-        if isinstance(error, PRIVATE):
+        if isinstance(error, PRIVATE) or _STARTED in request:
             log.exception("a request failed", request_id=request_id(request))
         answer = error_response(error)
     except Exception as error:

@@ -16,6 +16,10 @@ class ControlClosed(Exception):
     """The other side is gone."""
 
 
+class ControlCorrupt(Exception):
+    """What the other side sends are no messages of ours."""
+
+
 class ControlSocket:
     """A non-blocking end of the socketpair. Nothing here ever waits: the owner polls ``fd`` and calls back in."""
 
@@ -27,8 +31,10 @@ class ControlSocket:
         self._outgoing: deque[memoryview] = deque()
 
     def receive(self) -> list[bytes]:
-        """The complete messages that have arrived. Raises ControlClosed once the other side is gone and all it said
-        has been given out."""
+        """The complete messages that have arrived.
+
+        Raises ControlClosed once the other side is gone and all that it said has been given out; ControlCorrupt.
+        """
         try:
             while data := self._socket.recv(_RECEIVE):
                 self._incoming += data
@@ -49,7 +55,7 @@ class ControlSocket:
         while len(self._incoming) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._incoming, at)
             if length > MAX_MESSAGE:
-                raise ControlClosed
+                raise ControlCorrupt(f"a message of {length} bytes is announced")
             start = at + _LENGTH.size
             if len(self._incoming) - start < length:
                 break

@@ -40,6 +40,7 @@ class EngineLimits:
     ring_size: int
     credit: str
     stall_timeout: float
+    cancel_grace: float
     environ: Mapping[str, str]
 
 
@@ -94,6 +95,8 @@ class Incarnation:
         self._on_slot_free = on_slot_free
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, TokenStream] = {}
+        self._cancelled: dict[int, float] = {}
+        """When a sequence that is still in flight was asked to stop."""
         self._reserved = 0
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[wire.Report]] = {}
@@ -166,6 +169,7 @@ class Incarnation:
     def cancel(self, rid: int) -> None:
         """Ask the engine to stop a sequence; its terminal event frees the slot."""
         if rid in self._streams:
+            self._cancelled.setdefault(rid, self._loop.time())
             self._link.send(wire.Cancel(rid))
 
     # --- questions ------------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class Incarnation:
         answer = self._questions[number] = self._loop.create_future()
         try:
             self._link.send(make(number))
-            report = await answer
+            report: wire.Report = await answer
         finally:
             self._questions.pop(number, None)
         if isinstance(report, wire.QuestionRefused):
@@ -192,8 +196,8 @@ class Incarnation:
             case wire.Progress(fraction):
                 self.progress = fraction
             case wire.Ready():
-                if report.epoch != self.process.epoch:
-                    self.on_corrupt(RingCorrupt("READY came from another incarnation"))
+                if report.epoch != self.process.epoch or self._ready is not None:
+                    self.on_corrupt(RingCorrupt("READY came twice, or from another incarnation"))
                     return
                 self._ready = report
                 self.ready_since = time.monotonic()
@@ -218,7 +222,6 @@ class Incarnation:
                 stream.take(item, at_ns, gathering)
             except Exception as error:  # noqa: BLE001  # a bug in one stream's encoding must not cost the others
                 self._blame(item.rid, stream, error)
-                continue
             if item.finish:
                 self._release(item.rid)
         self.tokens += produced
@@ -233,26 +236,33 @@ class Incarnation:
         self._post(ReplicaEvent.CORRUPT, self, error.message)
 
     def _release(self, rid: int) -> None:
-        self._streams.pop(rid, None)
-        if not self._streams:
-            self._disarm_stall_timer()
+        self._forget(rid)
         self._on_slot_free()
 
     def _lose(self, rid: int, error: SlimprocError) -> None:
-        stream = self._streams.pop(rid, None)
+        stream = self._forget(rid)
         if stream is not None:
             stream.fail(error)
             self._on_slot_free()
 
+    def _forget(self, rid: int) -> TokenStream | None:
+        stream = self._streams.pop(rid, None)
+        self._cancelled.pop(rid, None)
+        if not self._streams:
+            self._disarm_stall_timer()
+        return stream
+
     def _blame(self, rid: int, stream: TokenStream, error: Exception) -> None:
-        log.exception("a stream failed to take its token", replica=self.name, error=repr(error))
+        log.exception("a stream failed to take its token", replica=self.name, error=repr(error))  # noqa: LOG004  # in one
         self.cancel(rid)
+        self._streams[rid] = TokenStream(stream.index)  # takes what still comes
         stream.fail(InternalError("the answer could not be encoded"))
 
     # --- alive means steps done ---------------------------------------------------------------------------------------
 
     def _arm_stall_timer(self) -> None:
-        self._stall_timer = self._loop.call_later(min(1.0, self._limits.stall_timeout / 4), self._look_for_steps)
+        interval = min(1.0, self._limits.stall_timeout / 4, self._limits.cancel_grace / 4)
+        self._stall_timer = self._loop.call_later(interval, self._look_for_steps)
 
     def _disarm_stall_timer(self) -> None:
         if self._stall_timer is not None:
@@ -267,7 +277,19 @@ class Incarnation:
             self._steps_seen = (now_steps, now)
         elif now - since >= self._limits.stall_timeout:
             self._stall_timer = None
-            reason = f"the engine made no step in {self._limits.stall_timeout:g} s with {self.in_flight} sequences in it"
+            reason = (
+                f"the engine made no step in {self._limits.stall_timeout:g} s with {self.in_flight} sequences in it"
+            )
+            self._post(ReplicaEvent.STALLED, self, reason)
+            return
+        if (
+            len(self._cancelled) == len(self._streams)
+            and now - min(self._cancelled.values()) > self._limits.cancel_grace
+        ):
+            # It works for nobody, and loading it again takes less than waiting. With a living request in it it is left
+            # alone: that one's steps, or their absence, decide.
+            self._stall_timer = None
+            reason = f"the engine did not stop a cancelled sequence in {self._limits.cancel_grace:g} s"
             self._post(ReplicaEvent.STALLED, self, reason)
             return
         self._arm_stall_timer()
@@ -286,6 +308,7 @@ class Incarnation:
     def _on_exit(self, status: ExitStatus) -> None:
         self.dead = True
         self.status = status
+        self._link.drain_what_is_left()  # its last words come before the news of its death
         self._post(ReplicaEvent.EXITED, self, str(status))
 
     def bury(self, reason: str) -> None:

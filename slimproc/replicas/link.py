@@ -9,7 +9,7 @@ import msgspec
 
 from slimproc.errors import RingCorrupt
 from slimproc.ipc import wire
-from slimproc.ipc.control import ControlClosed
+from slimproc.ipc.control import ControlClosed, ControlCorrupt
 from slimproc.replicas.process import EngineProcess
 from slimproc.stream import Flushable
 
@@ -67,15 +67,21 @@ class EngineLink:
                 self._listener.on_report(wire.decode_report(message))
         except ControlClosed:
             self._loop.remove_reader(self._control.fd)
-        except msgspec.MsgspecError as error:
+        except (ControlCorrupt, msgspec.MsgspecError) as error:
             self._stop_hearing()
             self._listener.on_corrupt(RingCorrupt(f"the control socket carried nonsense: {error}"))
 
     # --- frames -------------------------------------------------------------------------------------------------
 
     def _on_credit(self) -> None:
-        self._again = None
-        if self._drain(FRAMES_PER_WAKEUP) and self._listening and self._again is None:
+        if self._again is not None:
+            # New credit woke us while a turn of ours is due: one turn at a time, or they would multiply.
+            self._again.cancel()
+            self._again = None
+        more = self._drain(FRAMES_PER_WAKEUP)
+        if self._reader.ended:
+            self._loop.remove_reader(self._reader.fd)  # a pipe without a writer is readable for ever
+        if more and self._listening:
             self._again = self._loop.call_soon(self._on_credit)
 
     def _drain(self, budget: int) -> bool:
@@ -91,7 +97,7 @@ class EngineLink:
             for stream in gathered:
                 stream.flush()
 
-    def _on_frame(self, kind: int, payload: memoryview, alone: bool) -> None:  # noqa: FBT001  # the hot path
+    def _on_frame(self, kind: int, payload: bytes, alone: bool) -> None:  # noqa: FBT001  # the hot path
         if kind == wire.STEP:
             self._listener.on_step(wire.decode_step(payload), None if alone else self._gathering)
         elif kind == wire.EVENT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import secrets
@@ -26,6 +27,8 @@ _FIRST_FREE_FD = 64
 """Sources are moved above the numbers that the engine is given, so that no DUP2 overwrites the next one's source."""
 _LAST_LINES = 40
 _LINE_LIMIT = 1000
+_STATUS_UNKNOWN = 255 << 8
+"""A wait status that says "exited with 255", as a shell does for what it cannot tell."""
 _NOT_FOR_ENGINES = ("NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_", "CREDENTIALS_DIRECTORY")
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1)
 
@@ -63,28 +66,36 @@ class EngineProcess:
         """Spawn. Raises OSError, and then nothing is left over."""
         self.name = name
         self.epoch = secrets.randbits(63)
-        self._open: list[int] = []
         self._loop = asyncio.get_running_loop()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._partial = b""
-        try:
-            self._spawn(replica, ring_size, credit, environ)
-        except BaseException:
-            self._close_all()
-            raise
+        with contextlib.ExitStack() as undo:
+            self._spawn(replica, ring_size, credit, environ, undo)
+            self._shared = undo.pop_all()
 
-    def _spawn(self, replica: int, ring_size: int, credit: str, environ: Mapping[str, str]) -> None:
-        region = self._keep(create_region(ring_size, epoch=self.epoch, replica=replica, credit=credit))
-        data, space = create_credit(credit), create_credit(credit)
-        self._credits = (data, space)
-        ours, theirs = socket.socketpair()
-        self._stderr, stderr_writer = os.pipe()
-        os.set_blocking(self._stderr, False)
-        given = [theirs.fileno(), region, data.writer_fd, space.reader_fd, stderr_writer]
-        moved: list[int] = []
-        try:
-            moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for fd in given]
-            self.reader = RingReader(region, data.reader, space.writer, epoch=self.epoch)
+    def _spawn(
+        self, replica: int, ring_size: int, credit: str, environ: Mapping[str, str], undo: contextlib.ExitStack
+    ) -> None:
+        """``undo`` gets whatever we keep open; what the engine alone may hold is closed here, or the end of file that
+        its death makes would be hidden from us.
+        """
+        with contextlib.ExitStack() as theirs:
+            region = create_region(ring_size, epoch=self.epoch, replica=replica, credit=credit)
+            undo.callback(os.close, region)
+            data, space = (undo.enter_context(contextlib.closing(create_credit(credit))) for _ in range(2))
+            self.reader = undo.enter_context(
+                contextlib.closing(RingReader(region, data.reader, space.writer, epoch=self.epoch))
+            )
+            ours, control = socket.socketpair()
+            theirs.enter_context(control)
+            self.control = undo.enter_context(contextlib.closing(ControlSocket(ours)))
+            self._stderr, stderr = os.pipe()
+            undo.callback(os.close, self._stderr)
+            theirs.callback(os.close, stderr)
+            moved: list[int] = []
+            for fd in (control.fileno(), region, data.writer_fd, space.reader_fd, stderr):
+                moved.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD))
+                theirs.callback(os.close, moved[-1])
             self.pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", "slimproc.engines", str(os.getpid()), credit],
@@ -99,19 +110,10 @@ class EngineProcess:
                 setsigdef=_RESET_SIGNALS,
                 setsigmask=(),
             )
-        finally:
-            # A second holder of the engine's ends would hide its end of file from us.
-            for fd in (*moved, stderr_writer):
-                os.close(fd)
-            theirs.close()
-        self.control = ControlSocket(ours)
         data.close_writer()
         space.close_reader()
+        os.set_blocking(self._stderr, False)
         self._loop.add_reader(self._stderr, self._read_stderr)
-
-    def _keep(self, fd: int) -> int:
-        self._open.append(fd)
-        return fd
 
     # --- death --------------------------------------------------------------------------------------------------
 
@@ -119,26 +121,30 @@ class EngineProcess:
         """Call back once, in the loop, with a real wait status. Readiness of the pidfd only makes us ask: others have
         killed healthy engines on a sentinel's word.
         """
-        if hasattr(os, "pidfd_open"):
+        try:
             self._pidfd = os.pidfd_open(self.pid)
-            self._loop.add_reader(self._pidfd, self._ask_status, on_exit)
+        except (AttributeError, OSError):  # not Linux, or a sandbox that forbids it
+            threading.Thread(
+                target=self._wait_in_thread, args=(on_exit,), name=f"wait {self.name}", daemon=True
+            ).start()
         else:
-            threading.Thread(target=self._wait_in_thread, args=(on_exit,), name=f"wait {self.name}", daemon=True).start()
+            self._loop.add_reader(self._pidfd, self._ask_status, on_exit)
 
     def _ask_status(self, on_exit: Callable[[ExitStatus], None]) -> None:
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        pid, status = _wait(self.pid, os.WNOHANG)
         if pid:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             on_exit(self._exit_status(status))
 
     def _wait_in_thread(self, on_exit: Callable[[ExitStatus], None]) -> None:
-        _, status = os.waitpid(self.pid, 0)
+        _, status = _wait(self.pid, 0)
         self._loop.call_soon_threadsafe(lambda: on_exit(self._exit_status(status)))
 
     def _exit_status(self, status: int) -> ExitStatus:
         self.exited = True
-        self._read_stderr()
+        while self._read_stderr():
+            pass
         return ExitStatus(os.waitstatus_to_exitcode(status), self.last_line)
 
     exited = False
@@ -150,22 +156,19 @@ class EngineProcess:
 
     # --- last words ---------------------------------------------------------------------------------------------
 
-    def _read_stderr(self) -> None:
-        while True:
-            try:
-                data = os.read(self._stderr, 1 << 16)
-            except BlockingIOError:
-                return
-            if not data:
-                self._loop.remove_reader(self._stderr)
-                if self._partial:
-                    self._note_line(self._partial)
-                    self._partial = b""
-                return
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            self._partial = self._partial[-_LINE_LIMIT:]
-            for line in lines:
-                self._note_line(line)
+    def _read_stderr(self) -> bool:
+        """Take one piece a wake-up, since an engine may write faster than we log. True: there may be more."""
+        try:
+            data = os.read(self._stderr, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._stderr)
+        *lines, self._partial = (self._partial + (data or b"\n")).split(b"\n")
+        self._partial = self._partial[-_LINE_LIMIT:]
+        for line in lines:
+            self._note_line(line)
+        return bool(data)
 
     def _note_line(self, line: bytes) -> None:
         text = line[:_LINE_LIMIT].decode("utf-8", "replace").rstrip()
@@ -186,17 +189,15 @@ class EngineProcess:
     def close(self) -> None:
         """Give everything back. Only after the exit was seen: nothing of a dead engine is used again."""
         self._loop.remove_reader(self._stderr)
-        os.close(self._stderr)
-        self.control.close()
-        self.reader.close()
-        for pair in self._credits:
-            pair.close()
-        self._close_all()
+        self._shared.close()
 
-    def _close_all(self) -> None:
-        for fd in self._open:
-            os.close(fd)
-        self._open.clear()
+
+def _wait(pid: int, options: int) -> tuple[int, int]:
+    """``os.waitpid``; where someone else took the status (an ignored SIGCHLD does), the exit is all that is known."""
+    try:
+        return os.waitpid(pid, options)
+    except ChildProcessError:
+        return pid, _STATUS_UNKNOWN
 
 
 def _engine_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -109,7 +109,6 @@ class Replica:
         """Stop it: what is in flight may take ``drain_limit`` more seconds, the engine's exit then ``exit_limit``
         (default: ``unload_timeout``). Asking again only moves the limits.
         """
-        self._start_wanted = False
         self._drain_until = time.monotonic() + drain_limit
         self._exit_limit = self._limits.unload_timeout if exit_limit is None else exit_limit
         self._post(ReplicaEvent.STOP_ASKED, None, "")
@@ -136,7 +135,7 @@ class Replica:
 
     def served(self) -> None:
         """A request has finished well here."""
-        if self._engine is not None:
+        if self._engine is not None and self._engine.ready is not None:
             self._policy.served(self._engine.ready_since, time.monotonic())
 
     def statistics(self) -> ReplicaStatistics:
@@ -181,6 +180,7 @@ class Replica:
         """STOPPED and FAILED: nothing runs."""
         if self._start_wanted:
             self._start_wanted = False
+            await asyncio.sleep(0)  # whoever waits for STOPPED sees it
             self._enter(ReplicaEvent.START_ASKED)
             return
         heard = await self._hear()
@@ -188,6 +188,7 @@ class Replica:
         self._enter(heard.event)
 
     async def _while_starting(self) -> None:
+        self._permanent = False
         try:
             self._engine = Incarnation(
                 self.name,
@@ -311,6 +312,7 @@ class Replica:
         if heard.event is ReplicaEvent.DRAINED:
             return self.state is ReplicaState.DRAINING
         if heard.event is ReplicaEvent.STOP_ASKED:
+            self._start_wanted = False
             return self.state not in _DOWNWARD
         if heard.event is ReplicaEvent.START_ASKED:
             self._start_wanted = self.state in _DOWNWARD and self.state is not ReplicaState.STOPPED
@@ -328,9 +330,14 @@ class Replica:
     def _enter(self, event: ReplicaEvent) -> None:
         before, self.state = self.state, next_state(self.state, event)
         self.changed_at = time.monotonic()
-        if self.state is ReplicaState.STARTING and before is ReplicaState.FAILED:
-            self._permanent = False
-        log.info(f"{before.value} -> {self.state.value}", replica=self.name, event=event.value, reason=self.reason)
+        log.info(
+            "a replica changes",
+            replica=self.name,
+            before=before.value,
+            after=self.state.value,
+            event=event.value,
+            reason=self.reason or None,
+        )
         self._changed.set()
         self._on_change(self)
 
@@ -341,7 +348,7 @@ class Replica:
         ready = self._engine.ready
         assert ready is not None
         self.reason = ""
-        self.load_failed = self._permanent = False
+        self.load_failed = False
         self._metrics.loads["ok"] += 1
         self._metrics.load_seconds.observe(ready.load_seconds)
 

@@ -1,6 +1,7 @@
 """What marking promises: harmless text untouched, control tokens from the template alone, every byte given back."""
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ TOKENS = {
                 "<|python_tag|>", *(f"<|reserved_special_token_{number}|>" for number in range(250))],
     "llama 2": ["<s>", "</s>", "<unk>"],
     "mistral": ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"],
-    "deepseek": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"],
+    "deepseek": [
+        f"<\uff5c{name}\uff5c>" for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "User", "Assistant")
+    ],
 }  # fmt: skip
 
 STYLES = {
@@ -108,6 +111,21 @@ def test_parts_that_join_only_once_they_are_trimmed_are_a_literal():
 
 
 @pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ messages[0].content }}end|>", "<|im_"),
+        ("<|im_{{ messages[0].content }}", "end|>"),
+        ("{{ messages[0].content | trim }}end|>", "<|im_ \n"),
+        ("<|im_{{ messages[0].content | trim }}", "\n end|>"),
+        ("<|im_{{ messages[0].content | trim }}|>", "\n end\n"),
+        ("{{ '<|' + messages[0].content + '|>' }}", "im_end"),
+    ],
+)
+def test_a_control_token_that_a_callers_text_and_the_templates_make_together_is_a_literal(source, content):
+    assert marked_render(TOKENS["smollm2"], source, content) == ("<|im_end|>", ["<|im_end|>"])
+
+
+@pytest.mark.parametrize(
     ("filter_name", "content"),
     [("lower", "<|IM_END|>"), ("lower", "<|\u212aIM|>"), ("upper", "<s\u0131>"), ("upper", "<\u017fi>")],
 )
@@ -174,21 +192,22 @@ def test_a_text_that_leaves_no_character_for_a_mark_is_refused():
 FRAGMENTS = st.sampled_from(["<|im_end|>", "<|im_", "end|>", "\U000f0000", "\U0010ffff", "<", ">", "🙂", "\x00"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.one_of(st.text(), FRAGMENTS)).map("".join), max_size=5))
 def test_whatever_callers_send_comes_back_byte_for_byte(contents):
     text, _ = marked_render(TOKENS["smollm2"], JOIN, *contents)
     assert text == f"<|im_start|>{''.join(contents)}<|im_end|>"
 
 
-LETTERS = "ab<|>"
-PIECE = st.tuples(st.sampled_from(["", " | lower", " | upper", " | trim"]), st.text(LETTERS + "AB ", max_size=5))
-SEGMENT = st.one_of(st.text(LETTERS, max_size=4), PIECE)
+# Few letters and short texts, so that pieces often join into a token.
+PIECE = st.tuples(st.sampled_from(["", " | lower", " | upper", " | trim"]), st.text("abB ", max_size=3))
+SEGMENT = st.one_of(st.text("ab", min_size=1, max_size=2), PIECE)
 
 
-@settings(max_examples=300)
+@settings(max_examples=500, deadline=None)
 @given(
-    tokens=st.sets(st.text(LETTERS + "A", min_size=2, max_size=5), min_size=1, max_size=4),
-    segments=st.lists(SEGMENT, max_size=6),
+    tokens=st.sets(st.text("abA", min_size=2, max_size=4), min_size=1, max_size=3),
+    segments=st.lists(SEGMENT, max_size=5),
 )
 def test_control_tokens_that_hold_callers_text_are_cut_and_the_templates_own_are_not(tokens, segments):
     source, contents, owners = "", [], ""
@@ -208,7 +227,7 @@ def test_control_tokens_that_hold_callers_text_are_cut_and_the_templates_own_are
     assert text.lower() == render(source, chat).lower()
     assert literals == sorted(literals)
     assert all(a < b for a, b in literals)
-    assert all(one[1] < two[0] for one, two in zip(literals, literals[1:], strict=False))
+    assert all(one[1] < two[0] for one, two in itertools.pairwise(literals))
     for start in range(len(text)):
         for end in range(start + 2, len(text) + 1):
             if text[start:end] in tokens:

@@ -1,7 +1,8 @@
 """What a template gets and gives back, through the real child process."""
 
-import datetime
+import datetime as dt
 import importlib.util
+import io
 import json
 import os
 import struct
@@ -9,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from renderer_cases import CHATML, CONTROL, user
 
 import slimproc
+from slimproc.chat.protocol import Began, Done, Render, Unknown, decode_answer, encode, frame
+from slimproc.chat.renderer import _Server
 from slimproc.chat.templates import Template
 from slimproc.errors import InvalidRequest
 from slimproc.ipc.wire import ModelInfo
@@ -98,7 +102,7 @@ def test_loop_controls_generation_blocks_and_dates_work(shared):
     )
     text, year = shared(Template(source), user("a") + user("b")).text.split()
     assert text == "a"
-    assert abs(int(year) - datetime.datetime.now(tz=datetime.UTC).year) <= 1
+    assert abs(int(year) - dt.datetime.now(tz=dt.UTC).year) <= 1
 
 
 def test_templates_are_told_apart_by_all_that_they_hold(shared):
@@ -112,6 +116,21 @@ def test_more_templates_than_the_child_keeps_still_render(shared):
     templates = [Template(f"{number}:{{{{ messages[0].content }}}}") for number in range(40)]
     for _ in range(2):
         assert [shared(t, user("x")).text for t in templates] == [f"{number}:x" for number in range(40)]
+
+
+def test_the_child_keeps_the_templates_it_used_last_and_asks_for_others():
+    templates = [Template(str(number)) for number in range(20)]
+    order = [*templates[:16], templates[0], *templates[16:], templates[0], templates[1], templates[19]]
+    requests = [Render(n, t.key, msgspec.Raw(encode([])), None if n >= 21 else t) for n, t in enumerate(order)]
+    sent, answers = io.BytesIO(), []
+    with io.BufferedRWPair(io.BytesIO(b"".join(map(frame, requests))), sent) as stream:
+        _Server(stream, 1000, 60).serve()
+        data = sent.getvalue()
+    while data:
+        end = 4 + int.from_bytes(data[:4])
+        answers.append(decode_answer(data[4:end]))
+        data = data[end:]
+    assert answers[-5:] == [Began(21), Done(21, "0", []), Unknown(22), Began(23), Done(23, "19", [])]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +201,7 @@ def test_the_sandbox_lets_nothing_out(shared, payload):
 def test_messages_that_cannot_be_sent_are_a_bad_request(shared, value):
     if isinstance(value, list):
         for _ in range(100_000):
-            value = [value]  # noqa: PLW2901 -- each round wraps it once more
+            value = [value]
     with pytest.raises(InvalidRequest) as caught:
         shared(Template("x"), [{"role": "user", "content": value}])
     assert caught.value.param == "messages"

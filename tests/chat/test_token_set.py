@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slimproc.chat.token_set import TokenSet, fold
@@ -27,18 +27,21 @@ def test_whatever_a_template_can_turn_into_an_ascii_letter_folds_to_that_letter(
                 assert fold(char) == cased.lower(), hex(code)
 
 
+@settings(deadline=None)
 @given(token_texts, short)
 def test_occurrences_are_every_place_that_spells_a_token(tokens, text):
     spelled = {(i, j) for i in range(len(text)) for j in range(i, len(text) + 1) if text[i:j] in tokens}
     assert set(TokenSet(tokens).occurrences(text)) == {(i, j) for i, j in spelled if not text[i:j].isspace()}
 
 
+@settings(deadline=None)
 @given(token_texts, short)
 def test_open_starts_are_the_endings_that_a_token_begins_with(tokens, text):
     expected = [i for i in range(len(text)) if any(t.startswith(text[i:]) and t != text[i:] for t in tokens)]
     assert list(TokenSet(tokens).open_starts(text)) == expected
 
 
+@settings(deadline=None)
 @given(token_texts, short)
 def test_an_open_end_is_a_beginning_that_a_token_ends_with(tokens, text):
     heads = (text[: i + 1] for i in range(len(text)))
@@ -50,6 +53,10 @@ def test_one_character_and_blank_texts_are_ordinary_writing(ordinary):
     tokens = TokenSet([ordinary, "<s>"])
     assert list(tokens.occurrences(f"a \n\n \t {ordinary} b")) == []
     assert list(tokens.occurrences("a<s>")) == [(1, 4)]
+
+
+def test_a_shorter_token_at_the_end_is_not_taken_for_a_longer_one():
+    assert list(TokenSet(["|b", "|b<"]).occurrences("a|b")) == [(1, 3)]
 
 
 def test_no_control_tokens_at_all_is_fine():

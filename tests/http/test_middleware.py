@@ -45,8 +45,10 @@ def routes(app: web.Application) -> None:
         response.enable_chunked_encoding()
         await response.prepare(request)
         await response.write(b"data: 1\n\n")
-        if request.query_string == "fail":
+        if request.query_string == "bug":
             raise RuntimeError("after the headers")
+        if request.query_string == "late":
+            raise errors.DeadlineExceeded("after the headers")
         await response.write_eof()
         return response
 
@@ -135,9 +137,10 @@ def test_a_bug_is_500_without_a_word_of_it_and_the_log_has_it_all(loopback, path
 
 
 def test_aiohttps_other_errors_take_our_shape_and_redirects_stay(loopback):
-    (refused, moved), _ = ask(loopback, get("/teapot"), get("/moved"))
+    (refused, moved), log = ask(loopback, get("/teapot"), get("/moved"))
     assert (refused.status, refused.error["type"]) == (422, "invalid_request_error")
     assert (moved.status, moved.headers["location"]) == (302, "/ok")
+    assert [line["status"] for line in log.lines] == [422, 302]
 
 
 def test_a_stream_has_the_id_too(loopback):
@@ -149,10 +152,11 @@ def test_a_stream_has_the_id_too(loopback):
     assert b"x-request-id: s1\r\n" in loopback(routes, scenario)
 
 
-def test_a_failure_after_the_headers_cuts_the_connection_without_an_end_chunk(loopback):
+@pytest.mark.parametrize("how", ["bug", "late"])
+def test_a_failure_after_the_headers_cuts_the_connection_without_an_end_chunk(loopback, how):
     async def scenario(server):
         client = await server.connect()
-        client.send(get("/stream?fail"))
+        client.send(get("/stream?" + how))
         return await client.reader.read(), await server.log.wait_lines(1), server.log.failures
 
     raw, lines, failures = loopback(routes, scenario)

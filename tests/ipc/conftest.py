@@ -78,7 +78,7 @@ def in_child(work: Callable[[], None]) -> int:
     try:
         work()
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # a forked child must never return into pytest
         traceback.print_exc()
     finally:
         os._exit(code)

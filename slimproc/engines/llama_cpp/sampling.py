@@ -44,7 +44,7 @@ class Sampler:
         # An omitted seed is drawn from the system for every sequence: nothing carries over from another.
         entropy = int.from_bytes(os.urandom(16), "little") if params.seed is None else params.seed % (1 << 64)
         self._random = np.random.Generator(np.random.PCG64(entropy)).random
-        self._weights = np.zeros(0 if self._greedy else -(-vocab_size // _BLOCK) * _BLOCK, np.float32)
+        self._weights = np.zeros(0 if self._greedy else vocab_size, np.float32)
 
     def choose(self, row: Floats) -> int:
         """The next token's id for a row of logits, which is left as it is. Raises NoChoiceError."""
@@ -52,7 +52,7 @@ class Sampler:
             row = self._adjusted(row)
         if self._greedy:
             return greedy(row)
-        weights = self._weights[: len(row)]
+        weights = self._weights
         peak = row.max()
         if not math.isfinite(peak):
             raise NoChoiceError
@@ -62,7 +62,7 @@ class Sampler:
         np.exp(weights, out=weights)  # the likeliest token weighs exactly 1; sums stay far from overflow
         if self._limited:
             return draw_limited(weights, self._params, self._random())
-        return draw(self._weights, self._random())
+        return draw(weights, self._random())
 
     def accept(self, token: int) -> None:
         """Note a token of the answer, for the penalties."""
@@ -123,17 +123,9 @@ def greedy(row: Floats) -> int:
 
 
 def draw(weights: Floats, chance: float) -> int:
-    """The id that ``chance`` (from 0, below 1) falls on. The number of weights is a multiple of the block."""
-    blocks = weights.reshape(-1, _BLOCK)
-    sums = np.cumsum(blocks.sum(axis=1), dtype=np.float64)
-    target = _target(chance, sums[-1])
-    block = int(np.searchsorted(sums, target, side="right"))
-    within = np.cumsum(blocks[block], dtype=np.float64)
-    before = sums[block - 1] if block else 0.0
-    place = int(np.searchsorted(within, target - before, side="right"))
-    if place == _BLOCK:  # block sums are rounded to f32: the draw fell into the crack between two blocks
-        place = int(np.flatnonzero(blocks[block])[-1])
-    return block * _BLOCK + place
+    """The id that ``chance`` (from 0, below 1) falls on, each id taking as much of the whole as it weighs."""
+    sums = _block_sums(weights)
+    return _find(weights, sums, chance * sums[-1])
 
 
 def draw_limited(weights: Floats, params: SamplingParams, chance: float) -> int:
@@ -144,22 +136,39 @@ def draw_limited(weights: Floats, params: SamplingParams, chance: float) -> int:
     """
     size, top_k = len(weights), params.top_k
     left = np.partition(weights, size - top_k)[size - top_k :] if 0 < top_k < size else weights
-    total = float(left.sum())
+    total = float(left.sum(dtype=np.float64))
     # What weighs less than this bound cannot make up 1 - top_p of the total, all together: the nucleus is elsewhere,
-    # and only hundreds are sorted instead of the whole vocabulary.
-    floor = min(max(params.min_p, (1.0 - params.top_p) * total / len(left)), 1.0)
-    ascending = np.sort(left[left >= floor])
-    sums = np.cumsum(ascending[::-1], dtype=np.float64)
-    count = min(int(np.searchsorted(sums, params.top_p * total)) + 1, len(sums))
-    place = int(np.searchsorted(sums[:count], _target(chance, sums[count - 1]), side="right"))
-    weight = ascending[-1 - place]
+    # and mostly hundreds are sorted instead of the whole vocabulary. (Where most stay, picking them costs more.)
+    floor = np.float32(min(max(params.min_p, (1.0 - params.top_p) * total / len(left)), 1.0))
+    stays = left >= floor
+    ascending = np.sort(left[stays] if np.count_nonzero(stays) * 8 < len(left) else left)
+    descending = ascending[np.searchsorted(ascending, floor) :][::-1]
+    if params.top_p < 1.0:
+        descending = descending[: _find(descending, _block_sums(descending), params.top_p * total) + 1]
+    sums = _block_sums(descending)
+    place = _find(descending, sums, chance * sums[-1])
+    weight = descending[place]
     heavier = len(ascending) - int(np.searchsorted(ascending, weight, side="right"))
     return int(np.flatnonzero(weights == weight)[place - heavier])
 
 
-def _target(chance: float, total: float) -> float:
-    """Below ``total`` also where the product is rounded up, so that the search always finds a weight that is not 0."""
-    return min(chance * total, float(np.nextafter(total, 0.0)))
+def _block_sums(weights: Floats) -> npt.NDArray[np.float64]:
+    """The running sum at the end of each block."""
+    return np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).astype(np.float64))
+
+
+def _find(weights: Floats, sums: npt.NDArray[np.float64], target: float) -> int:
+    """The first place where the running sum of ``weights`` reaches ``target`` (or passes 0); never one that weighs 0."""
+    # A hair less: so that reaching is enough, and a target rounded up to the whole sum is still found.
+    target = max(float(np.nextafter(min(target, sums[-1]), 0.0)), 0.0)
+    block = int(np.searchsorted(sums, target, side="right"))
+    begin = block * _BLOCK
+    within = weights[begin : begin + _BLOCK].astype(np.float64)
+    before = sums[block - 1] if block else 0.0
+    place = int(np.searchsorted(np.cumsum(within), target - before, side="right"))
+    if place == len(within):  # the block's sum is rounded to f32: the target lies in the crack before the next block
+        place = int(np.flatnonzero(within)[-1])
+    return begin + place
 
 
 def _penalizes(params: SamplingParams) -> bool:

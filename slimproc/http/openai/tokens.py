@@ -22,7 +22,9 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
     async def detokenize(http: web.Request) -> web.Response:
         call = parse_detokenize(await gateway.read_body(http))
-        report = await gateway.ask(gateway.config.resolve_model(call.model), lambda number: wire.Detokenize(number, call.tokens))
+        report = await gateway.ask(
+            gateway.config.resolve_model(call.model), lambda number: wire.Detokenize(number, call.tokens)
+        )
         assert isinstance(report, wire.Detokenized)
         return _json({"content": report.text, "prompt": report.text})
 

@@ -1,0 +1,48 @@
+"""Every backend that is there passes the one suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.engines.conformance import Conformance, Engine, SamplingConformance
+from tests.models import tiny_random
+
+from slimproc.engines.backend import create
+from slimproc.settings import EngineSettings
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_random(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+def _opener(backend: str, path: Path | None, engines: list[Engine]):
+    def open_engine(*, slots: int = 4, context: int = 256) -> Engine:
+        settings = EngineSettings(
+            model="tiny", backend=backend, path=path and str(path), slots=slots, context=context, threads=1
+        )
+        engines.append(Engine(create(settings)))
+        return engines[-1]
+
+    return open_engine
+
+
+@pytest.fixture
+def engines():
+    opened: list[Engine] = []
+    yield opened
+    for engine in opened:
+        engine.close()
+
+
+class TestLlamaCpp(SamplingConformance):
+    @pytest.fixture
+    def open_engine(self, tiny_model, engines):
+        return _opener("llama_cpp", tiny_model, engines)
+
+
+class TestFake(Conformance):
+    @pytest.fixture
+    def open_engine(self, engines):
+        return _opener("fake", None, engines)
