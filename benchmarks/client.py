@@ -34,12 +34,14 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.tail = bytes(TAIL)
+        self.receive_into = self.sock.recv_into
+        self.tail: bytes | bytearray = b""
+        """The end of what came before; empty: nothing of this answer has come."""
         self.events = 0
         self.began = self.first = 0.0
 
     def send(self, request: bytes) -> None:
-        self.tail = bytes(TAIL)
+        self.tail = b""
         self.events = 0
         self.began, self.first = time.perf_counter(), 0.0
         self.sock.sendall(request)
@@ -85,12 +87,13 @@ class Load:
     def _read(self, connection: Connection) -> bool:
         """Take what has come. True: that was the end of the answer."""
         buffer = self._buffer
-        got = connection.sock.recv_into(self._into)
-        if got == 0:
-            sys.exit(f"client: the server closed the connection after {connection.events} events")
+        got = connection.receive_into(self._into)
         end = TAIL + got
-        if connection.events == 0 and connection.tail == bytes(TAIL) and buffer[TAIL : TAIL + 12] != b"HTTP/1.1 200":
-            sys.exit(f"client: refused: {bytes(buffer[TAIL:end])[:600]!r}")
+        if not connection.tail:
+            self._check_start(bytes(buffer[TAIL:end]))
+            connection.tail = bytes(TAIL)
+        elif not got:
+            sys.exit(f"client: the server closed the connection after {connection.events} events")
         buffer[:TAIL] = connection.tail
         # The kept tail is as long as the mark: from its second byte on, no mark is counted again.
         events = buffer.count(EVENT, TAIL - len(EVENT) + 1, end)
@@ -101,13 +104,18 @@ class Load:
         self.bytes += got
         self.reads += 1
         if not buffer.endswith(END, 0, end):
-            connection.tail = bytes(buffer[end - TAIL : end])
+            connection.tail = buffer[end - TAIL : end]
             return False
         now = time.perf_counter()
         self.events += connection.events
         self.first_seconds.append(connection.first - connection.began)
         self.seconds.append(now - connection.began)
         return True
+
+    @staticmethod
+    def _check_start(start: bytes) -> None:
+        if not start.startswith(b"HTTP/1.1 200"):
+            sys.exit(f"client: refused: {start[:600]!r}")
 
     def _report(self, wall: float, cpu: float) -> dict[str, float]:
         return {
@@ -143,19 +151,16 @@ def requests(count: int, tokens: int, path: str) -> Iterator[bytes]:
     """``count`` streaming requests for ``tokens`` tokens each, ready to be sent."""
     for number in range(count):
         body = json.dumps({"prompt": f"{number} says", "max_tokens": tokens, "stream": True}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
         yield head.encode() + b"\r\n\r\n" + body
 
 
 def drive(port: int, *, streams: int, count: int, tokens: int, path: str = "/v1/completions") -> dict[str, float]:
     """The same in a process of its own. RuntimeError: a request failed or an answer was not whole."""
-    ran = subprocess.run(
-        [sys.executable, __file__, str(port), "--streams", str(streams), "--requests", str(count)]
-        + ["--tokens", str(tokens), "--path", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    amount = ["--streams", str(streams), "--requests", str(count), "--tokens", str(tokens), "--path", path]
+    ran = subprocess.run([sys.executable, __file__, str(port), *amount], capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(ran.stderr.strip())
     seen: dict[str, float] = json.loads(ran.stdout)

@@ -1,6 +1,6 @@
 """slimproc's front with a token source inside it: one step a turn of the loop, one token a stream and step.
 
-    python benchmarks/dataplane.py [--streams 64] [--tokens 5000]
+    python benchmarks/dataplane.py [--streams 64] [--tokens 5000] [--every 0]
 
 The server is the product's own and whole (routes, admission, replicas, the decoding of a step, its hand-out to the
 streams, the events, the writes), but for the engine's process and the link to it. The steps are encoded beforehand, and
@@ -70,13 +70,14 @@ class Source:
 
     frames: list[bytes]
     streams: int
+    every: float
 
     def __init__(self, process: NoProcess, listener: incarnation.Incarnation) -> None:
         self._process = process
         self._listener = listener
         self._last = b""
         self._tokens = 0
-        self._stepper = Stepper(self.streams, step=self._step, unread=self._unread)
+        self._stepper = Stepper(self.streams, step=self._step, unread=self._unread, every=self.every)
 
     def send(self, command: wire.Command) -> None:
         match command:
@@ -116,8 +117,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=5000, help="the longest answer")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds between two steps; 0: flat out")
     options = parser.parse_args()
-    Source.frames, Source.streams = frames(options.streams, options.tokens), options.streams
+    Source.frames = frames(options.streams, options.tokens)
+    Source.streams, Source.every = options.streams, options.every
     incarnation.EngineProcess, incarnation.EngineLink = NoProcess, Source
     with tempfile.TemporaryDirectory() as directory:
         flags = {"backend": "fake", "slots": str(options.streams), "port": "0", "admin_socket": f"{directory}/admin"}

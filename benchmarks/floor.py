@@ -1,6 +1,6 @@
 """The floor: a bare uvloop server that writes prebuilt bytes, the same that slimproc would make, and does nothing else.
 
-    python benchmarks/floor.py [--streams 32] [--tokens 40000] [--per-write 16]
+    python benchmarks/floor.py [--streams 32] [--tokens 40000] [--per-write 16] [--every 0]
 
 It answers when ``--streams`` requests are there, all at once, with as many tokens as each asks for (``max_tokens``, up
 to ``--tokens``). It prints its port and serves until it is terminated.
@@ -24,14 +24,14 @@ _MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 class Floor:
     """What all connections of a round share."""
 
-    def __init__(self, streams: int, tokens: int, per_write: int) -> None:
+    def __init__(self, streams: int, tokens: int, per_write: int, every: float) -> None:
         self._per_write = per_write
         self._chunks = token_chunks(tokens, per_write)
         self._end = end_chunks()
         self._transports: list[asyncio.Transport] = []
         self._steps = 0
         joined = {"max_unread": JOINED_MAX_UNREAD, "check_every": 1} if per_write > 1 else {}
-        self._stepper = Stepper(streams, step=self._step, unread=self._unread, **joined)
+        self._stepper = Stepper(streams, step=self._step, unread=self._unread, every=every, **joined)
 
     def answer(self, transport: asyncio.Transport, tokens: int) -> None:
         assert tokens % self._per_write == 0, "an answer is a whole number of writes"
@@ -68,8 +68,8 @@ class Connection(asyncio.Protocol):
         self._floor.answer(self._transport, int(found[1]))
 
 
-async def serve(streams: int, tokens: int, per_write: int) -> None:
-    floor = Floor(streams, tokens, per_write)
+async def serve(streams: int, tokens: int, per_write: int, every: float) -> None:
+    floor = Floor(streams, tokens, per_write, every)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(floor), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -81,8 +81,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=40_000, help="the longest answer")
     parser.add_argument("--per-write", type=int, default=16)
+    parser.add_argument("--every", type=float, default=0.0, help="seconds between two steps; 0: flat out")
     options = parser.parse_args()
-    uvloop.run(serve(options.streams, options.tokens, options.per_write))
+    uvloop.run(serve(options.streams, options.tokens, options.per_write, options.every))
 
 
 if __name__ == "__main__":

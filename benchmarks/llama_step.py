@@ -57,7 +57,7 @@ class Clocked(LlamaCppBackend):
         return events
 
 
-def measure(backend, context, sequences, steps, prompt_tokens, sampling):
+def measure(backend, context, *, sequences, steps, prompt_tokens, sampling):
     """Tokens a second and the parts, over ``steps`` steps in which every sequence decodes."""
     words = random.Random(1)
     members = []
@@ -102,11 +102,18 @@ def main():
     backend = Clocked(settings)
     info = backend.load(lambda _fraction: None)
     print(f"{info.details['description']}, {info.details['threads']} threads, {options.steps} steps a row")
-    print(f"{'mode':14} {'sequences':>9} {'tokens/s':>9} {'ms/step':>8} {'decode':>7} {'fill':>6} {'sample':>7} {'rest':>6}")
+    print(
+        f"{'mode':14} {'sequences':>9} {'tokens/s':>9} {'ms/step':>8} {'decode':>7} {'fill':>6} {'sample':>7} {'rest':>6}"
+    )
     for mode in options.modes:
         for sequences in options.sequences:
             rate, step, parts = measure(
-                backend, context, sequences, options.steps, options.prompt_tokens, MODES[mode]
+                backend,
+                context,
+                sequences=sequences,
+                steps=options.steps,
+                prompt_tokens=options.prompt_tokens,
+                sampling=MODES[mode],
             )
             rest = 1 - sum(parts.values())
             print(

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
@@ -64,17 +65,25 @@ def in_child(work: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def measure(loop: asyncio.AbstractEventLoop, pid: int, go: int, done: asyncio.Future[float], frames: int) -> float:
-    """Frames per second, from the word to go until the last frame is decoded."""
-    began = time.perf_counter()
+class Rate(NamedTuple):
+    """``cpu`` is microseconds a frame, of both processes: it hardly depends on what else the machine does."""
+
+    frames_per_second: float
+    cpu: float
+
+
+def measure(loop: asyncio.AbstractEventLoop, pid: int, go: int, done: asyncio.Future[float], frames: int) -> Rate:
+    """From the word to go until the last frame is decoded."""
+    began, cpu = time.perf_counter(), time.process_time()
     os.write(go, b"g")
     ended = loop.run_until_complete(asyncio.wait_for(done, 120))
-    _, status = os.waitpid(pid, 0)
+    cpu = time.process_time() - cpu
+    _, status, usage = os.wait4(pid, 0)
     assert status == 0, f"the writer ended with status {status}"
-    return frames / (ended - began)
+    return Rate(frames / (ended - began), (cpu + usage.ru_utime + usage.ru_stime) / frames * 1e6)
 
 
-def ring(frames: int, tokens: int, credit: str) -> float:
+def ring(frames: int, tokens: int, credit: str) -> Rate:
     fd = create_region(CAPACITY, epoch=1, replica=0, credit=credit)
     data, space = create_credit(credit), create_credit(credit)
     waiting, go = os.pipe()
@@ -118,7 +127,7 @@ def ring(frames: int, tokens: int, credit: str) -> float:
             os.close(number)
 
 
-def socketpair(frames: int, tokens: int) -> float:
+def socketpair(frames: int, tokens: int) -> Rate:
     ours, theirs = socket.socketpair()
     waiting, go = os.pipe()
 
@@ -167,32 +176,39 @@ def socketpair(frames: int, tokens: int) -> float:
 
 def compare(tokens: int, repeats: int, seconds: float, credit: str) -> dict[str, object]:
     """Interleaved, so that what else the machine does meets both alike; a short round first sets the frame count."""
-    frames = max(1000, int(socketpair(5000, tokens) * seconds))
-    sides: dict[str, Callable[[], float]] = {
+    frames = max(1000, int(socketpair(5000, tokens).frames_per_second * seconds))
+    sides: dict[str, Callable[[], Rate]] = {
         "ring": lambda: ring(frames, tokens, credit),
         "socketpair": lambda: socketpair(frames, tokens),
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats):
         order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
         for name in order:
-            rates[name].append(sides[name]())
+            rate = sides[name]()
+            rates[name].append(rate.frames_per_second)
+            cpu[name].append(rate.cpu)
     ratios = [a / b for a, b in zip(rates["ring"], rates["socketpair"], strict=True)]
     return {
         "tokens_per_frame": tokens,
         "frames": frames,
         "frames_per_second": {name: [round(rate) for rate in found] for name, found in rates.items()},
+        "least_cpu_us_per_frame": {name: round(min(found), 2) for name, found in cpu.items()},
         "ratio_of_medians": round(statistics.median(rates["ring"]) / statistics.median(rates["socketpair"]), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
     }
 
 
 def show(result: dict[str, object]) -> None:
-    rates = result["frames_per_second"]
+    rates, cpu = result["frames_per_second"], result["least_cpu_us_per_frame"]
     assert isinstance(rates, dict)
+    assert isinstance(cpu, dict)
     for name, found in rates.items():
         median, low, high = statistics.median(found), min(found), max(found)
-        print(f"{result['tokens_per_frame']:>7} {name:<12} {median:>12,.0f} {low:>12,.0f} - {high:>10,.0f}")
+        print(
+            f"{result['tokens_per_frame']:>7} {name:<12} {median:>12,.0f} {low:>12,.0f} - {high:>10,.0f} {cpu[name]:>9.2f}"
+        )
     ratio = result["ratio_of_medians"]
     print(f"        ring / socketpair {ratio} (target {TARGET}); pairs {result['ratios']}\n")
 
@@ -205,7 +221,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long each measurement takes")
     options = parser.parse_args()
     print(f"ring of {CAPACITY} bytes, {options.credit} credit, {os.cpu_count()} cores, {options.repeats} repeats")
-    print(f"{'tok/fr':>7} {'transport':<12} {'frames/s':>12} {'range':>25}")
+    print(f"{'tok/fr':>7} {'transport':<12} {'frames/s':>12} {'range':>25} {'CPU us/fr':>9}")
     results = []
     for tokens in (1, 32):
         results.append(compare(tokens, options.repeats, options.seconds, options.credit))

@@ -23,10 +23,12 @@ class Stepper:
         unread: Callable[[], int],
         max_unread: int = 0,
         check_every: int = 4,
+        every: float = 0.0,
     ) -> None:
         """``step(i)`` makes the round's i-th step, from 0; ``unread`` is the largest number of bytes that wait in one of
         the server's own buffers, because the kernel's are full. Over ``max_unread``, looked at every ``check_every``
-        steps, the source waits: what waits there is written together, and is no write of its own any more.
+        steps, the source waits: what waits there is written together, and is no write of its own any more. ``every``:
+        seconds between two steps (uvloop counts whole milliseconds); 0: the next turn of the loop.
         """
         self._loop = asyncio.get_running_loop()
         self._streams = streams
@@ -34,8 +36,8 @@ class Stepper:
         self._unread = unread
         self._max_unread = max_unread
         self._check_every = check_every
+        self._every = every
         self._present = self._steps = self._done = 0
-        self.pauses = 0
 
     def join(self, steps: int) -> None:
         """One more stream is there, which wants ``steps`` steps; all of a round want the same."""
@@ -47,10 +49,13 @@ class Stepper:
 
     def _turn(self) -> None:
         if self._done % self._check_every == 0 and self._unread() > self._max_unread:
-            self.pauses += 1
             self._loop.call_later(PAUSE, self._turn)
             return
         self._step(self._done)
         self._done += 1
-        if self._done < self._steps:
+        if self._done == self._steps:
+            return
+        if self._every:
+            self._loop.call_later(self._every, self._turn)
+        else:
             self._loop.call_soon(self._turn)

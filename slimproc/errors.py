@@ -131,6 +131,12 @@ class EngineCrashed(SlimprocError):
     code = "engine_crashed"
 
 
+class EngineCrashedTwice(EngineCrashed):
+    """The same on the second try: a third would cost a third engine, and others what is in it."""
+
+    retryable = False
+
+
 class LoadFailed(SlimprocError):
     """A model could not be loaded. ``permanent``: trying again cannot help (no such file, not a model)."""
 

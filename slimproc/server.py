@@ -138,6 +138,7 @@ class Server:
             for replica in self._supervisor:
                 if replica.engine is not None:
                     replica.engine.kill()
+            self._listeners.admin_path.unlink(missing_ok=True)
             os._exit(128 + number)
         log.info("stopping", signal=signal.Signals(number).name)
         self._signalled.set()

@@ -21,7 +21,9 @@ HELLO = [b"Hello", b" there", b"!", b" caf", b"\xc3", b"\xa9", b" ", b"\xf0\x9f"
 """A script whose characters are cut across tokens."""
 
 
-def tiny_random(path: Path, *, size: int = 64, layers: int = 2, context: int = 2048, seed: int = 0, bos: bool = False) -> Path:
+def tiny_random(
+    path: Path, *, size: int = 64, layers: int = 2, context: int = 2048, seed: int = 0, bos: bool = False
+) -> Path:
     """A llama with random weights: arbitrary bytes, hardly ever an end. ``bos``: its tokenizer adds one.
 
     Raise ``size`` and ``layers`` for a slower one (512 and 12: 112 MB, some hundred tokens a second).
@@ -92,7 +94,9 @@ def scripted(path: Path, chunks: list[bytes] | None = None, *, context: int = 20
 
 
 class _Shape:
-    def __init__(self, size: int, layers: int, heads: int, kv_heads: int, width: int, hidden: int, context: int) -> None:
+    def __init__(
+        self, size: int, layers: int, heads: int, kv_heads: int, width: int, hidden: int, context: int
+    ) -> None:
         self.size, self.layers, self.heads, self.kv_heads = size, layers, heads, kv_heads
         self.width, self.hidden, self.context = width, hidden, context
 
@@ -241,5 +245,3 @@ def broken_files(good: Path) -> dict[str, bytes]:
         "no merges": data.replace(b"tokenizer.ggml.merges", b"tokenizer.ggml.mergez", 1),
         "no vocabulary": data.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz", 1),
     }
-
-

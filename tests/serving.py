@@ -318,7 +318,16 @@ def fake(**settings: Any) -> dict[str, Any]:
 
 
 _FAKE_KEYS = frozenset(
-    {"ttft", "token_latency", "load_time", "load_error", "die_in_load", "ignore_sigterm", "hang_in_unload", "unload_time"}
+    {
+        "ttft",
+        "token_latency",
+        "load_time",
+        "load_error",
+        "die_in_load",
+        "ignore_sigterm",
+        "hang_in_unload",
+        "unload_time",
+    }
 )
 
 

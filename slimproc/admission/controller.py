@@ -279,8 +279,15 @@ def _log(generation: Generation) -> None:
         queue_wait_ms=_ms((times.granted or times.ended) - times.arrived),
         ttft_ms=_ms(times.first_text - times.arrived) if times.first_text else None,
         duration_ms=_ms(times.ended - times.arrived),
-        reason=generation.error.message if generation.error else None,
+        reason=_reason(generation.error),
     )
+
+
+def _reason(error: SlimprocError | None) -> str | None:
+    """What is told to a caller who was wrong may quote the prompt, which belongs in no log: the code has to do."""
+    if error is None:
+        return None
+    return error.message if error.status >= 500 else error.code
 
 
 def _ms(seconds: float) -> float:

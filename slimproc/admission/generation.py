@@ -21,6 +21,7 @@ from slimproc.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineCrashed,
+    EngineCrashedTwice,
     InternalError,
     InvalidRequest,
     SlimprocError,
@@ -212,6 +213,8 @@ class Generation:
             stream.reset()
             self._unstarted.appendleft(index)
             self._owner.wants_slot_again(self)
+        elif isinstance(stream.error, EngineCrashed) and index in self._replayed:
+            self.fail(EngineCrashedTwice(stream.error.message))
         else:
             self.fail(stream.error)
 
@@ -260,7 +263,7 @@ def _refusal(request: GenerateRequest, model: wire.ModelInfo) -> InvalidRequest 
                     f"this model's context is {model.context} tokens, and the prompt alone has {len(prompt)}",
                     param="prompt",
                 )
-            if (highest := max(prompt)) >= model.vocab_size:
+            if (highest := max(prompt, default=0)) >= model.vocab_size:
                 return InvalidRequest(
                     f"token id {highest} is not in this model's vocabulary (0 to {model.vocab_size - 1})",
                     param="prompt",

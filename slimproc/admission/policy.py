@@ -47,8 +47,8 @@ def decide(queue: QueueView, replicas: Sequence[ReplicaView], *, refuse_while_lo
     """What becomes of a request that has just arrived."""
     if queue.waiting == 0 and choose(replicas) is not None:
         return Verdict.START
-    if all(replica.state is ReplicaState.FAILED and not may_retry(replica) for replica in replicas):
-        return Verdict.REFUSE_FAILED
+    if hopeless(replicas) and not any(may_retry(replica) for replica in replicas):
+        return Verdict.REFUSE_FAILED  # as those were told who waited when the load failed
     if refuse_while_loading and not any(replica.state is ReplicaState.READY for replica in replicas):
         return Verdict.REFUSE_LOADING
     if queue.waiting >= queue.limit or queue.waiting_in_all >= queue.limit_in_all:
@@ -68,7 +68,7 @@ def may_retry(replica: ReplicaView) -> bool:
 
 
 def hopeless(replicas: Sequence[ReplicaView]) -> bool:
-    """Nobody can serve, and the last that was heard of each is that it could not be loaded: who waits is told now.
+    """Nobody can serve, and the last that was heard of each is that it could not be loaded: nobody waits for that.
 
     After a crash of an engine that did serve, they go on waiting: it comes back.
     """
@@ -82,4 +82,4 @@ def retry_after(waiting: int, drained_per_second: float) -> float:
     """When a refused caller should come back: when the queue ahead will have drained; 1 to 60 s, 1 if unknown."""
     if drained_per_second <= 0:
         return 1.0
-    return float(min(60, max(1, math.ceil((waiting + 1) / drained_per_second))))
+    return float(math.ceil(min(60.0, max(1.0, (waiting + 1) / drained_per_second))))

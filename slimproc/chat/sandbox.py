@@ -82,8 +82,10 @@ def describe_broken(error: Exception) -> str:
         reason = f"{clip(error.message or 'syntax error')} (line {error.lineno})"
     elif isinstance(error, MemoryError):
         reason = "it needs more memory than is allowed"
-    else:  # Python's compiler and the regular expressions of the control tokens have their own limits
+    elif isinstance(error, (RecursionError, SyntaxError)):  # Python's compiler has limits of its own
         reason = "it nests too deeply"
+    else:
+        reason = f"it does not compile ({type(error).__name__})"
     return f"this model's chat template is broken: {reason}"
 
 

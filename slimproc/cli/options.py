@@ -18,7 +18,7 @@ class Option(NamedTuple):
 OPTIONS = (
     Option("config", ("--config", "-c"), "FILE", "The configuration; slimproc.yaml in this directory if there is one."),
     Option("model", ("--model",), "FILE", "Serve this one model, under any name: a file, package:… or hf:…."),
-    Option("backend", ("--backend",), "NAME", "What runs --model: llama_cpp, or fake, which needs no model."),
+    Option("backend", ("--backend",), "NAME", "What runs --model: llama_cpp, mlx, or fake, which needs no model."),
     Option("host", ("--host",), "HOST", "The address to listen on, without the port."),
     Option("port", ("--port",), "PORT", "The port to listen on; 0: any free one."),
     Option("listen", ("--listen",), "HOST:PORT", "Both at once."),

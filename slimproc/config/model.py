@@ -66,7 +66,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The entry's own name: what callers say, what metrics and logs are labelled with."""
     display_name: Annotated[str, NAME] = ""
     """The key ``name``: shown in the list of models and nowhere else. As parsed never empty: it defaults to the name."""
-    backend: Annotated[Literal["llama_cpp", "fake"], choice("llama_cpp", "fake")]
+    backend: Annotated[Literal["llama_cpp", "mlx", "fake"], choice("llama_cpp", "mlx", "fake")]
     path: Annotated[str | None, PATH] = None
     """A specification for model_path.resolve; an ordinary path is absolute by now."""
     aliases: Annotated[tuple[str, ...], NAMES] = ()

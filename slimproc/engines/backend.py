@@ -73,6 +73,7 @@ class Backend(Protocol):
 BACKENDS = {
     "fake": "slimproc.engines.fake:FakeBackend",
     "llama_cpp": "slimproc.engines.llama_cpp.backend:LlamaCppBackend",
+    "mlx": "slimproc.engines.mlx.backend:MlxBackend",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import select
 import time
@@ -62,29 +63,31 @@ class EngineLoop:
         """Say READY, which only the loop that will do the work may say, and serve until Shutdown or until the front is
         gone. An exception is a bug, and ends the process.
         """
-        self._say(self._ready)
-        while self._take_commands():
-            self._step()
+        with contextlib.suppress(ControlClosed):
+            self._say(self._ready)
+            while self._take_commands():
+                self._step()
 
     # --- commands ---------------------------------------------------------------------------------------------
 
     def _take_commands(self) -> bool:
         """Handle what has come; wait for it only while there is nothing else to do. False: stop."""
-        timeout_ms: float | None
-        if self._sequences:
-            wait = self._backend.poll_interval
-            timeout_ms = 0.0 if wait is None else min(max(wait, 0.0), _LONGEST_WAIT) * 1000
-        else:
-            self._go_idle()
-            timeout_ms = None
-        try:
+        while not self._stopping:
+            timeout_ms = self._patience()
             if self._publisher.backlog and not self._wait_for_space(timeout_ms):
-                return not self._stopping
+                continue
             if self._poll.poll(timeout_ms):
                 self._handle_commands()
-        except ControlClosed:
-            return False
+            break
         return not self._stopping
+
+    def _patience(self) -> float | None:
+        """How long to wait for commands, in milliseconds; None: until one comes."""
+        if not self._sequences:
+            self._go_idle()
+            return None
+        wait = self._backend.poll_interval
+        return 0.0 if wait is None else min(max(wait, 0.0), _LONGEST_WAIT) * 1000
 
     def _handle_commands(self) -> None:
         if self._control.unsent and self._control.flush():
@@ -260,7 +263,7 @@ class EngineLoop:
     # --- a full ring ------------------------------------------------------------------------------------------
 
     def _wait_for_space(self, timeout_ms: float | None) -> bool:
-        """With a backlog, an idle engine also waits for room. False: there is nothing to do but look again."""
+        """With a backlog, an engine that is idle or whose front has stopped reading waits for room. False: look again."""
         if self._publisher.flush():
             return True
         if self._sequences:

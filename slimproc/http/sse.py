@@ -114,6 +114,8 @@ class EventStream(TokenStream):
     def _take_end(self, item: Tok, at_ns: int) -> None:
         """The first item, the last, or both: these also tell admission."""
         self.flush()
+        if self.first_at_ns and item.tokens:
+            self._gaps.observe((at_ns - self.last_at_ns) / 1e9 / item.tokens, item.tokens)
         if item.text:
             self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
         if item.finish and item.finish in self._finish_events:

@@ -32,11 +32,12 @@ __all__ = ["PAD", "BlackBox", "Progress", "RingReader", "RingStatistics", "RingW
 PAD = 2
 """Fills the rest of the ring where a frame does not fit before the end; handled in here."""
 _HEADER = struct.Struct("<IIII")
-"""Payload length, CRC, sequence number, type; the type's upper half is flags, of which there are none yet."""
+"""Payload length, CRC, sequence number, type; the type's upper half is flags, of which there are none yet.
+
+The CRC starts from length and type, so that it covers them; the sequence number is compared with the one that is due.
+"""
 _MASK = 0xFFFFFFFF
-_MIX = 0x9E3779B1
-"""2^32 over the golden ratio: neighbouring sequence numbers seed the CRC far apart."""
-_HOLD_BACK = 32 * 1024
+_PIPE_HOLD_BACK = 32 * 1024
 _TURN_NS = 1_000_000
 _SMALL = 1024
 """Bytes; after a bigger frame the clock is always read, after smaller ones every fourth time."""
@@ -73,9 +74,9 @@ class RingReader:
         self._checked = header.crc
         # Space goes back in lumps: it saves a call per wake-up and spares a waiting writer a wake-up per frame. A
         # frame and its padding need at most capacity / 4 + 16 bytes, so what is held back can never be what it waits
-        # for; and 32 KiB is less than the smallest pipe full of credit records stands for, so a writer whose credit
-        # was delayed is always woken by space.
-        self._hold_back = min(header.capacity // 8, _HOLD_BACK)
+        # for. With pipes 32 KiB besides, which is less than the smallest pipe full of credit records stands for, so
+        # that a writer whose credit was delayed is always woken by space.
+        self._hold_back = min(header.capacity // 8, _PIPE_HOLD_BACK) if header.pipe else header.capacity // 8
         self._owed = 0
         self._at = HEADER_BYTES
         self._sequence = 0
@@ -122,7 +123,7 @@ class RingReader:
                     raise self._inconsistent(at, sequence, left, (length, number, kind))
                 # One private copy, then check and decode that: the writer could still change the memory.
                 payload = memory[at + 16 : at + 16 + length] if kind != PAD else b""
-                if checked and crc32(payload, length ^ sequence * _MIX ^ kind << 20) != crc:
+                if checked and crc32(payload, length ^ kind << 20) != crc:
                     raise RingCorrupt(f"frame {sequence} at {at} does not match its checksum")
                 if kind != STEP and kind != EVENT and kind != PAD:  # noqa: PLR1714  # a set costs more here
                     raise RingCorrupt(f"frame {sequence} at {at} has unknown type or flags {kind:#x}")
@@ -238,7 +239,7 @@ class RingWriter:
             at = self._wrap(size)
         sequence, memory = self._sequence, self._memory
         memory[at + 16 : at + 16 + length] = payload
-        crc = crc32(payload, length ^ sequence * _MIX ^ kind << 20) if self._checked else 0
+        crc = crc32(payload, length ^ kind << 20) if self._checked else 0
         _HEADER.pack_into(memory, at, length, crc, sequence, kind)
         self._sequence = sequence + 1 & _MASK
         self._at = at + size
@@ -291,7 +292,7 @@ class RingWriter:
             return at
         if room:  # at least the 16 bytes of a header, since every size is a multiple of that
             sequence, length = self._sequence, room - 16
-            crc = (length ^ sequence * _MIX ^ PAD << 20) & _MASK if self._checked else 0
+            crc = length ^ PAD << 20 if self._checked else 0
             _HEADER.pack_into(self._memory, at, length, crc, sequence, PAD)
             self._sequence = sequence + 1 & _MASK
             self._pads += 1

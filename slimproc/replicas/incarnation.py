@@ -24,6 +24,7 @@ from slimproc.errors import (
 )
 from slimproc.ipc import wire
 from slimproc.metrics import ModelMetrics
+from slimproc.replicas.environment import engine_environment
 from slimproc.replicas.link import EngineLink
 from slimproc.replicas.process import EngineProcess, ExitStatus
 from slimproc.replicas.states import ReplicaEvent
@@ -110,7 +111,11 @@ class Incarnation:
         self.ready_since = 0.0
         self.status: ExitStatus | None = None
         self.process = EngineProcess(
-            name=name, replica=replica, ring_size=limits.ring_size, credit=limits.credit, environ=limits.environ
+            name=name,
+            replica=replica,
+            ring_size=limits.ring_size,
+            credit=limits.credit,
+            environ=engine_environment(limits.environ, settings.backend),
         )
         self._link = EngineLink(self.process, self)
         self.process.watch_exit(self._on_exit)

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from slimproc import logs
 from slimproc.ipc.control import ControlSocket
@@ -29,7 +28,6 @@ _LAST_LINES = 40
 _LINE_LIMIT = 1000
 _STATUS_UNKNOWN = 255 << 8
 """A wait status that says "exited with 255", as a shell does for what it cannot tell."""
-_NOT_FOR_ENGINES = ("NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_", "CREDENTIALS_DIRECTORY")
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1)
 
 
@@ -63,7 +61,7 @@ class EngineProcess:
     """
 
     def __init__(self, *, name: str, replica: int, ring_size: int, credit: str, environ: Mapping[str, str]) -> None:
-        """Spawn. Raises OSError, and then nothing is left over."""
+        """Spawn, with exactly ``environ``. Raises OSError, and then nothing is left over."""
         self.name = name
         self.epoch = secrets.randbits(63)
         self._loop = asyncio.get_running_loop()
@@ -99,7 +97,7 @@ class EngineProcess:
             self.pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", "slimproc.engines", str(os.getpid()), credit],
-                _engine_environment(environ),
+                dict(environ),
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, moved[4], 1),
@@ -198,12 +196,3 @@ def _wait(pid: int, options: int) -> tuple[int, int]:
         return os.waitpid(pid, options)
     except ChildProcessError:
         return pid, _STATUS_UNKNOWN
-
-
-def _engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an engine may know: not the service manager's channels, and our package wherever it is imported from."""
-    kept = {key: value for key, value in environ.items() if not key.startswith(_NOT_FOR_ENGINES)}
-    package = str(Path(__file__).resolve().parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (package, kept.get("PYTHONPATH", ""))))
-    kept["GGML_NO_BACKTRACE"] = "1"  # on abort ggml would start a debugger, and print to stdout
-    return kept

@@ -10,9 +10,9 @@ from slimproc.chat.templates import Renderer
 
 @pytest.fixture(scope="module")
 def loop():
-    """Runs coroutines on one uvloop, which is what the front runs on."""
+    """Runs coroutines, each for at most a minute, on one uvloop, which is what the front runs on."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        yield runner.run
+        yield lambda work: runner.run(asyncio.wait_for(work, 60.0))
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ PIECE = st.tuples(st.sampled_from(["", " | lower", " | upper", " | trim"]), st.t
 SEGMENT = st.one_of(st.text("ab", min_size=1, max_size=2), PIECE)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     tokens=st.sets(st.text("abA", min_size=2, max_size=4), min_size=1, max_size=3),
     segments=st.lists(SEGMENT, max_size=5),

@@ -158,6 +158,20 @@ def test_a_template_that_fails_or_refuses_is_a_bad_request_that_says_why(shared,
     assert shared(Template(CHATML), user("next")).text.endswith("next<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_control_tokens_that_cannot_be_handled_are_a_bad_request(shared):
+    hostile = tuple("a" * length + "b" for length in range(1, 3000))
+    with pytest.raises(InvalidRequest, match="this model's chat template is broken"):
+        shared(Template("x", hostile), user(""))
+    assert shared(Template("x"), user("")).text == "x"
+
+
+def test_a_long_chat_comes_back_whole(shared):
+    content = "lörem <b>ipsum</b> 🙂 <|im_end|>" * 40_000
+    rendered = shared(Template("{{ messages[0].content }}", CONTROL), user(content))
+    assert rendered.text == content
+    assert len(rendered.literals) == 40_000
+
+
 def test_a_templates_own_message_is_cut_to_a_readable_length(shared):
     with pytest.raises(InvalidRequest) as caught:
         shared(Template("{{ raise_exception('x' * 100000) }}"), user(""))

@@ -186,7 +186,7 @@ models:
         "slimproc.yaml:12: models.b.fake.ttft: wanted a number of seconds from 0, at most 31536000, not -1",
         "slimproc.yaml:13: models.c.remote: this version does not support it yet",
         "slimproc.yaml:14: models.d: wanted a mapping of the model's settings, not a list",
-        "slimproc.yaml:15: models.e.backend: wanted one of llama_cpp, fake, not 'vllm'",
+        "slimproc.yaml:15: models.e.backend: wanted one of llama_cpp, mlx, fake, not 'vllm'",
         "environment SLIMPROC_CREDIT: wanted one of auto, eventfd, pipe, not 'x'",
     ]
 
@@ -198,7 +198,7 @@ models:
         ("models:\n", ":1: models: wanted a mapping with at least one model, not nothing"),
         ("models: {}", ":1: models: wanted a mapping with at least one model, not an empty one"),
         ("models: [a]", ":1: models: wanted a mapping with at least one model, not a list"),
-        ("models: {m: {}}", ":1: models.m: its backend is missing: wanted one of llama_cpp, fake"),
+        ("models: {m: {}}", ":1: models.m: its backend is missing: wanted one of llama_cpp, mlx, fake"),
         ("models: {m: {backend: fake, slot: 1}}", ":1: models.m.slot: unknown setting; did you mean slots?"),
         ("models: {m: {backend: fake, fake: 3}}", ":1: models.m.fake: wanted a mapping of the fake backend's settings, not 3"),
         ("models: {m: {backend: fake, pin: no}}", ":1: models.m.pin: this version does not support it yet"),
@@ -317,7 +317,7 @@ def test_backend_fake_alone_serves_the_fake(load):
         ({"backend": "llama_cpp"}, "flag --backend: needs --model FILE, too"),
         ({"model": "folder"}, "flag --model: not a .gguf file: say which --backend is to run it"),
         ({"model": "x.gguf", "backend": "fake"}, "flag --model: the fake backend has no file"),
-        ({"model": "x.gguf", "backend": "nope"}, "flag --backend: wanted one of llama_cpp, fake, not 'nope'"),
+        ({"model": "x.gguf", "backend": "nope"}, "flag --backend: wanted one of llama_cpp, mlx, fake, not 'nope'"),
         (
             {"model": "a\udcff.gguf"},
             "flag --model: 'a\\udcff.gguf' has control characters, or bytes that are not UTF-8",

@@ -63,7 +63,10 @@ def test_parts_are_joined_by_a_newline_for_every_role(server):
 
 def test_an_assistants_null_or_absent_content_renders_as_nothing(server):
     calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    for turn in ({"role": "assistant", "content": None, "tool_calls": calls}, {"role": "assistant", "tool_calls": calls}):
+    for turn in (
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "tool_calls": calls},
+    ):
         text = rendered(server, said("user", "x"), turn, said("tool", "42", tool_call_id="c1"))
         assert "None" not in text
         assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n42<|im_end|>" in text
@@ -94,7 +97,9 @@ def test_messages_of_a_wrong_shape_are_refused_by_their_path(server, messages, p
 
 def test_vendor_fields_of_bodies_and_messages_are_ignored(server):
     message = {"role": "user", "name": "bob", "id": 1, "content": "hi", "cache_control": {}}
-    answer = post(server, message, user="u", metadata={}, store=True, service_tier="auto", x_foo=[1], temprature=0, max_tokens=1)
+    answer = post(
+        server, message, user="u", metadata={}, store=True, service_tier="auto", x_foo=[1], temprature=0, max_tokens=1
+    )
     assert answer.status == 200
 
 
@@ -129,7 +134,9 @@ def test_without_a_limit_a_chat_goes_to_the_end_of_the_context(serve):
 def test_a_control_token_in_a_callers_text_stays_text(server, text):
     """The fake's vocabulary counts a control token as one and plain text as one a two bytes."""
     plain = "x" * len(text)
-    counted = [post(server, said("user", content), max_tokens=1).json["usage"]["prompt_tokens"] for content in (text, plain)]
+    counted = [
+        post(server, said("user", content), max_tokens=1).json["usage"]["prompt_tokens"] for content in (text, plain)
+    ]
     assert counted[0] == counted[1]
     assert rendered(server, said("user", f"a{text}b")) == f"<|im_start|>user\na{text}b<|im_end|>\n"
 

@@ -122,7 +122,8 @@ def test_token_ids_are_taken_as_they_are(server):
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, {}, [], ["a", 1], [1, "a"], [[1], "a"], [[]], 5, True, [1.5], [-1], [10**9], [[1], [10**9]], [None]]
+    "prompt",
+    [None, {}, [], ["a", 1], [1, "a"], [[1], "a"], [[]], 5, True, [1.5], [-1], [10**9], [[1], [10**9]], [None]],
 )
 def test_a_prompt_of_no_known_form_or_with_unknown_ids_is_refused_whole(server, prompt):
     for stream in (False, True):

@@ -142,13 +142,18 @@ def test_a_stream_that_queues_is_kept_open_and_then_answered(impatient):
 def test_what_fails_after_the_comments_is_an_error_event(impatient):
     with impatient.stream(script(error_at=1, prefill_steps=4, prefill_latency=0.2)) as reader:
         events = list(reader.events())
-    assert [event if isinstance(event, str) else event["error"]["code"] for event in events] == ["engine_error", "[DONE]"]
+    assert [event if isinstance(event, str) else event["error"]["code"] for event in events] == [
+        "engine_error",
+        "[DONE]",
+    ]
 
 
 def test_a_chat_that_is_kept_open_while_it_renders_is_rendered_once(serve, tmp_path):
     """Rendering takes longer than ``keepalive_after``: the comments must not begin it anew each time."""
     template = tmp_path / "slow.jinja"
-    template.write_text("{% for a in range(1200) %}{% for b in range(300) %}{% endfor %}{% endfor %}!fake {\"echo\": true}")
+    template.write_text(
+        '{% for a in range(1200) %}{% for b in range(300) %}{% endfor %}{% endfor %}!fake {"echo": true}'
+    )
     server = serve(fake(chat_template=str(template)) | {"keepalive_after": 0.01})
     answers = [server.begin("hi", path=CHAT, stream=True) for _ in range(3)]
     for pending in answers:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engines.conformance import Conformance, Engine, SamplingConformance
-from tests.models import tiny_random
 
 from slimproc.engines.backend import create
 from slimproc.settings import EngineSettings
+from tests.engines.conformance import Conformance, SamplingConformance
+from tests.engines.driver import Engine
+from tests.models import tiny_random
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,18 @@ def test_events_keep_their_place_among_their_sequences_items(ring, publisher):
     assert tokens == {1: 2, 2: 2}
 
 
+def test_what_a_sequence_says_after_an_event_does_not_join_what_it_said_before(ring, publisher):
+    fill(ring)
+    publisher.publish(Step(1, [Tok(1, "a")]))
+    publisher.publish_event(Failed(1, "engine_error", "in the middle, to be strict"))
+    publisher.publish(Step(2, [Tok(1, "b")]))
+    ring.read()
+    assert publisher.flush()
+    assert decode(ring.read()) == [
+        Step(2, [Tok(1, "a")]), Failed(1, "engine_error", "in the middle, to be strict"), Step(2, [Tok(1, "b")]),
+    ]  # fmt: skip
+
+
 def test_while_anything_waits_nothing_overtakes_it(ring, publisher):
     fill(ring)
     publisher.publish(Step(1, [Tok(1, "first")]))
@@ -280,6 +292,7 @@ def test_while_it_waits_the_caller_is_asked_and_what_it_publishes_comes_later(ri
         if asked == 1:
             publisher.publish_event(Failed(2, "engine_error", "asked meanwhile"))
             publisher.publish(Step(2, [Tok(1, "", 0, int(Finish.CANCELLED), Usage())]))
+            assert asked == 1, "publishing inside the wait must not wait itself"
         else:
             received.extend(ring.read())
 

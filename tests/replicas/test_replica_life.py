@@ -191,7 +191,7 @@ async def test_asking_again_moves_the_drain_limit():
 
 @looped
 async def test_a_replica_that_loads_is_stopped_without_waiting_for_the_load():
-    async with Keeper(load_time=600) as keeper:
+    async with Keeper(load_time=20) as keeper:
         keeper.replica.ask_start()
         await eventually(lambda: keeper.replica.statistics().progress, "it loads")
         await keeper.stop()

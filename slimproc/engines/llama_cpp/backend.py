@@ -103,7 +103,6 @@ class LlamaCppBackend:
         self._uses += 1
         slot.used = self._uses
         slot.sequence = slot.sampler = None
-        del slot.tokens[slot.past :]
 
     # --- one step ---------------------------------------------------------------------------------------------
 
@@ -122,7 +121,7 @@ class LlamaCppBackend:
         code = self._batch.decode(self._context)
         if code != 0:
             return self._refused(code)
-        prompt_tokens = sum(chunk.count for chunk in chunks if not chunk.filler) - running
+        prompt_tokens = sum(chunk.tokens for chunk in chunks if not chunk.filler) - running
         self._budget.observe(running, prompt_tokens, time.monotonic() - began)
         for index, count, filler in chunks:
             slot = self._slots[index]
@@ -164,7 +163,9 @@ class LlamaCppBackend:
             try:
                 token = greedy(row) if sampler.plain_greedy else sampler.choose(row)
             except NoChoiceError:
-                events.append(SequenceFailed(sequence, "the model gave no token that can be chosen (NaN or all barred)"))
+                events.append(
+                    SequenceFailed(sequence, "the model gave no token that can be chosen (NaN or all barred)")
+                )
                 continue
             sampler.accept(token)
             slot.tokens.append(token)

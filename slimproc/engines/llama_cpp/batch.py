@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
-    """``count`` tokens of one slot. A filler's token means nothing and is taken back after the call."""
+    """``tokens`` tokens of one slot. A filler's token means nothing and is taken back after the call."""
 
     slot: int
-    count: int
+    tokens: int
     filler: bool = False
 
 
@@ -104,9 +104,23 @@ class PrefillBudget:
             if prompt_tokens >= _ALONE_LEAST // 2:  # the rest of a prompt says little about a whole chunk
                 self._alone = _blend(self._alone, seconds / prompt_tokens)
         else:
-            quiet = self._quiet_step(running)
-            if quiet is not None:
-                self._beside = _blend(self._beside, max(seconds - quiet, 0.1 * seconds) / prompt_tokens)
+            self._observe_mixed(running, prompt_tokens, seconds)
+
+    def _observe_mixed(self, running: int, prompt_tokens: int, seconds: float) -> None:
+        """Only a sum was seen: what is known of one part gives the other.
+
+        Under steady load a step without prompts may never come; the chunks must not stay as small as at the start.
+        """
+        price = self._beside or self._alone
+        if price is None:
+            self._beside = seconds / (prompt_tokens + running)
+        elif running not in self._quiet:
+            # Two thirds, because the pass that the prompt's tokens cost of their own is in the rest as well.
+            rest = max(seconds - price * prompt_tokens, 0.3 * seconds) * 2 / 3
+            self._quiet[running] = max(rest, self._quiet_step(running) or 0.0)
+        else:
+            beside = max(seconds - self._quiet[running], 0.1 * seconds) / prompt_tokens
+            self._beside = _blend(self._beside, beside)
 
     def _quiet_step(self, running: int) -> float | None:
         """The step of as many answers, or else of the nearest fewer (a step only grows), or a share of one of more."""

@@ -47,7 +47,7 @@ def check_file(path: Path) -> Header:
     """
     header = _read(path)
     count, number = header.values.get("split.count", 0), header.values.get("split.no", 0)
-    if count > 1:
+    if isinstance(count, int) and isinstance(number, int) and count > 1:
         if number != 0:
             raise _refusal(f"{path} is shard {number + 1} of {count}: give the path of the first one")
         for shard in _other_shards(path, count):
@@ -122,7 +122,7 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:
         raise _refusal(f"{path} is broken: its alignment is {alignment!r}")
-    begin = math.ceil(reader.at / alignment) * alignment
+    begin = -(-reader.at // alignment) * alignment
     return Header(values, begin + max(ends) if ends else 0)
 
 
@@ -182,12 +182,12 @@ class _Reader:
         name, dimensions = self.text(), self.scalar("<I")
         if dimensions > 4:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
-        elements = math.prod(self.scalar("<q") for _ in range(dimensions))
+        elements: int = math.prod(self.scalar("<q") for _ in range(dimensions))
         kind, offset = self.scalar("<I"), self.scalar("<Q")
         if elements < 0:
             raise ValueError(f"tensor {name!r} has a negative size")
         block, size = TENSOR_BLOCKS.get(kind, (1, 0))
-        return int(offset) + math.ceil(elements / block) * size
+        return int(offset) + -(-elements // block) * size
 
     def _within(self, length: int) -> int:
         end = self.at + length

@@ -178,8 +178,9 @@ def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) 
             lib.llama_model_free(model)
         raise failure
     if not model:
-        # Memory can come back and a driver can wake up, but those are the context's troubles: a file stays as it is.
-        raise LoadFailed(f"{path}: {native_log.cause('llama.cpp refused it without a word')}", permanent=True)
+        cause = native_log.cause("llama.cpp refused it without a word")
+        # Memory can come back; a file stays as it is.
+        raise LoadFailed(f"{path}: {cause}", permanent="alloc" not in cause and "memory" not in cause)
     return model
 
 

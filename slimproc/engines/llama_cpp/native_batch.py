@@ -55,7 +55,7 @@ class NativeBatch:
         address = ctypes.cast(lib.llama_get_logits(context), ctypes.c_void_p).value
         assert address, "llama.cpp kept no logits"
         values = (ctypes.c_float * (rows * width)).from_address(address)
-        return np.frombuffer(values, np.float32).reshape(rows, width)
+        return np.ctypeslib.as_array(values).reshape(rows, width)
 
 
 def _pointer(array: Any, kind: Any) -> Any:

@@ -20,13 +20,13 @@ def usable_cores(topology: Path = _TOPOLOGY, quota: Path = _QUOTA) -> int:
 
 
 def default_threads(cores: int) -> int:
-    """Threads for ``cores`` usable cores: all but one, which is the front's.
+    """Threads for ``cores`` usable cores: all but one, which is the front's and everybody else's; at least 1.
 
-    ggml's threads spin at a barrier several hundred times a step, so one thread that has to share its core holds up all
-    of them. Where a core is left over the front runs there. Two cores are the exception (see ``measured`` in the
-    project's decision page): both compute, since half the speed is a higher price than the front's few per cent.
+    The threads meet at a barrier several hundred times a step, so one that has to share its core holds up all of them:
+    on two cores beside a busy process two threads gave a tenth to six tenths of what one gave. On an idle machine the
+    last core would add its share; who has one sets ``threads``.
     """
-    return cores if cores <= 2 else cores - 1
+    return max(1, cores - 1)
 
 
 def _siblings(path: Path, cpu: int) -> str:

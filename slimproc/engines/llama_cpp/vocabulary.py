@@ -26,13 +26,18 @@ class Vocabulary:
         self._adds_bos = bool(lib.llama_vocab_get_add_bos(handle)) and self._bos is not None
         self.bos_text = self._text(bos)
         self.eos_text = self._text(eos)
+        probe = self._tokenize("x", parse_special=False)
+        self._adds_space = bool(probe) and self._piece(probe[0], special=False).startswith(b" ")
+        """SentencePiece vocabularies put a space before a text, which is not the text's own."""
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
         attributes = lib.llama_vocab_get_attr
         control = [token for token in range(self.size) if attributes(handle, token) & special]
         self.control_texts = [text for text in map(self._text, control) if text]
         # llama.cpp marks what it takes for an end by its text as CONTROL; only ids named in the file can be others.
         named = {eos, lib.llama_vocab_eot(handle)}
-        ends = {token for token in {*control, *named} if self._is_known(token) and lib.llama_vocab_is_eog(handle, token)}
+        ends = {
+            token for token in {*control, *named} if self._is_known(token) and lib.llama_vocab_is_eog(handle, token)
+        }
         self.ends = frozenset(ends)
         """Tokens by which the model ends its text."""
         self.end_ids = np.array(sorted(ends), np.int64)
@@ -72,13 +77,15 @@ class Vocabulary:
         try:
             encoded = text.encode()
         except UnicodeEncodeError:
-            raise InvalidRequest("the text holds half of a surrogate pair, which is no character", param="prompt") from None
+            raise InvalidRequest(
+                "the text holds half of a surrogate pair, which is no character", param="prompt"
+            ) from None
         room = len(encoded) + 16
         for _ in range(2):
             array = (lib.llama_token * room)()
             count = lib.llama_tokenize(self._handle, encoded, len(encoded), array, room, False, parse_special)
             if count >= 0:
-                return array[:count]
+                return list(array[:count])
             room = -count
         raise InvalidRequest("the text is too long to be tokenized", param="prompt")
 
@@ -96,19 +103,16 @@ class Vocabulary:
         self.check(tokens, param="tokens")
         if not tokens:
             return b""
-        array = (lib.llama_token * len(tokens))(*tokens)
-        room = 8 * len(tokens) + 64
-        for _ in range(2):
-            buffer = ctypes.create_string_buffer(room)
-            count = lib.llama_detokenize(self._handle, array, len(tokens), buffer, room, False, True)
-            if count >= 0:
-                return buffer.raw[:count]
-            room = -count
-        raise InvalidRequest("the tokens make too long a text", param="tokens")
+        # Not llama_detokenize: for many vocabularies it "cleans up" spaces before punctuation that were in the text.
+        pieces = [self._piece(token, special=True) for token in tokens]
+        first = 1 if tokens[0] == self._bos and len(tokens) > 1 else 0
+        if self._adds_space:
+            pieces[first] = pieces[first].removeprefix(b" ")
+        return b"".join(pieces)
 
     def check(self, tokens: list[int], *, param: str) -> None:
         """Raises InvalidRequest if any id is not in the vocabulary: native code indexes arrays with them."""
-        if tokens and not (0 <= min(tokens) and max(tokens) < self.size):
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self.size):
             unknown = next(token for token in tokens if not self._is_known(token))
             raise InvalidRequest(
                 f"token id {unknown} is not in this model's vocabulary (0 to {self.size - 1})", param=param

@@ -28,8 +28,8 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         return _json(describe(gateway, model))
 
     return [
-        web.get("/v1/models", list_models, allow_head=False),
-        web.get("/v1/models/{id:.+}", get_model, allow_head=False),
+        web.get("/v1/models", list_models),
+        web.get("/v1/models/{id:(?s:.+)}", get_model),
     ]
 
 

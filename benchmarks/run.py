@@ -1,0 +1,21 @@
+"""Runs the benchmarks and writes what they found.
+
+    python benchmarks/run.py [--list] [NAME ...] [--runs 5] [--quick] [--slim-serve PATH] [--results DIRECTORY]
+
+Names are those of --list, or the numbers of the targets (S1 ...). Run it on an otherwise idle machine; it warns if it is
+not. All of it takes about 10 minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import recovery
+import ring_scenario
+import serving
+from command import main
+
+SCENARIOS = [*ring_scenario.SCENARIOS, *serving.SCENARIOS, *recovery.SCENARIOS]
+
+if __name__ == "__main__":
+    sys.exit(main(SCENARIOS, __doc__ or ""))

@@ -1,0 +1,235 @@
+"""MlxBackend: advances all sequences by one call of mlx-lm's BatchGenerator a step; a failed step costs all, once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from slimproc.engines.backend import Produced, SequenceFailed
+from slimproc.engines.llama_cpp.batch import PrefillBudget
+from slimproc.engines.llama_cpp.slots import common_prefix
+from slimproc.engines.mlx.library import BatchGenerator, mx
+from slimproc.engines.mlx.model import LoadedModel
+from slimproc.engines.mlx.prefix import PrefixCache
+from slimproc.engines.mlx.sampling import make_processors, make_sampler
+from slimproc.engines.sequence import Sequence
+from slimproc.errors import InvalidRequest
+from slimproc.ipc.wire import ModelInfo
+from slimproc.settings import EngineSettings
+
+_MOST_PROMPT_TOKENS = 256
+"""Prompt tokens in one step: nothing interrupts a step, and the running answers wait for it."""
+_WORTH_A_COPY = 32
+"""Common tokens for which a running sequence's KV is copied, or a prompt waits for the one that evaluates them."""
+
+
+class Run:
+    """One sequence here: first in the queue (no ``uid``), then with prompt tokens left, then answering."""
+
+    __slots__ = ("failed", "left", "processors", "sampler", "sequence", "uid")
+
+    def __init__(self, sequence: Sequence, sampler: Any, processors: list[Any]) -> None:
+        self.sequence = sequence
+        self.sampler = sampler
+        self.processors = processors
+        self.uid: int | None = None
+        """Its name in the generator."""
+        self.left = len(sequence.prompt)
+        """Prompt tokens that are not evaluated yet; 0 while it answers."""
+        self.failed = False
+
+
+class MlxBackend:
+    """The ``Backend`` over mlx-lm. The generator never ends a sequence by itself: that is the caller's to say."""
+
+    poll_interval: float | None = None
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._generator: Any = None
+
+    def load(self, progress: Callable[[float], None]) -> ModelInfo:
+        """Raises LoadFailed. Once only; ``close`` undoes it."""
+        model = self._model = LoadedModel(self._settings, progress)
+        self._vocabulary = model.vocabulary
+        self._prefixes = PrefixCache(model.prefix_bytes)
+        self._budget = PrefillBudget(_MOST_PROMPT_TOKENS)
+        self._waiting: deque[Run] = deque()
+        self._active: dict[int, Run] = {}
+        """By rid, oldest first, those that wait among them."""
+        self._by_uid: dict[int, Run] = {}
+        self._broken: str | None = None
+        """Why the generator cannot go on, where that came out between two steps."""
+        self._renew()
+        return model.info()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return self._vocabulary.tokenize(text, add_bos=add_special, parse_special=parse_special)
+
+    def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
+        return self._vocabulary.tokenize_spans(text, literals)
+
+    def detokenize(self, tokens: list[int]) -> bytes:
+        return self._vocabulary.detokenize(tokens)
+
+    def close(self) -> None:
+        """Let go of the model and all that belongs to it. No other method may be called afterwards."""
+        if self._generator is not None:
+            self._generator.close()
+            self._generator = None
+        mx.clear_cache()
+
+    # --- joining and leaving ----------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises InvalidRequest for token ids outside the vocabulary, in the prompt or in ``logit_bias``."""
+        prompt, size = sequence.prompt, self._vocabulary.size
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        self._vocabulary.check(prompt, param="prompt")
+        processors = make_processors(sequence.sampling, prompt, size, self._vocabulary.ends)
+        run = Run(sequence, make_sampler(sequence.sampling, size), processors)
+        assert len(prompt) < self._model.context_tokens, "the caller refuses prompts that leave no room"
+        self._active[sequence.rid] = run
+        self._waiting.append(run)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Its KV is kept for a prompt that begins alike; a sequence that is not here any more is no error."""
+        run = self._active.pop(sequence.rid, None)
+        if run is None:
+            return
+        if run.uid is None:
+            self._waiting.remove(run)
+            return
+        del self._by_uid[run.uid]
+        try:
+            with mx.stream(self._generator.stream):
+                kept = self._generator.remove([run.uid], return_prompt_caches=not run.failed)
+                if not run.failed:
+                    cache, tokens = kept[run.uid]
+                    self._prefixes.keep(list(tokens), cache)
+        except Exception as error:  # noqa: BLE001  # out of memory, or a bug in the library: the batch is lost either way
+            self._broken = _reason(error)
+
+    def _join(self) -> None:
+        """Let waiting sequences into the generator, in their order, as many as one step's prompt tokens are for."""
+        room = self._budget.tokens(self._answering())
+        while self._waiting and sum(run.left for run in self._by_uid.values()) < room:
+            if self._soon_known(self._waiting[0]):
+                break
+            self._insert(self._waiting.popleft())
+
+    def _insert(self, run: Run) -> None:
+        prompt = run.sequence.prompt
+        self._keep_running(prompt)
+        cache, shared = self._prefixes.lend(prompt) or (self._model.new_cache(), 0)
+        (run.uid,) = self._generator.insert(
+            [prompt[shared:]],
+            max_tokens=[self._model.context_tokens],
+            caches=[cache],
+            all_tokens=[prompt[:shared]],
+            samplers=[run.sampler],
+            logits_processors=[run.processors],
+        )
+        assert run.uid is not None
+        self._by_uid[run.uid] = run
+        run.left = len(prompt) - shared
+        run.sequence.cached_tokens = shared
+
+    def _soon_known(self, run: Run) -> bool:
+        """Whether a prompt that is being evaluated begins alike: then waiting is quicker (``n``, a common preamble)."""
+        return (
+            self._worth_more(run.sequence.prompt, [other for other in self._by_uid.values() if other.left]) is not None
+        )
+
+    def _keep_running(self, prompt: list[int]) -> None:
+        """Copy the KV of the answering sequence whose prompt begins most like ``prompt``, where that is worth it."""
+        best = self._worth_more(prompt, [run for run in self._by_uid.values() if not run.left])
+        if best is not None:
+            with mx.stream(self._generator.stream):
+                cache, tokens = self._generator.extract_cache([best.uid])[best.uid]
+                self._prefixes.keep(list(tokens), cache)
+
+    def _worth_more(self, prompt: list[int], runs: list[Run]) -> Run | None:
+        if not runs or not self._model.rewinds:
+            return None
+        shared = [common_prefix(prompt, run.sequence.prompt) for run in runs]
+        if max(shared) < _WORTH_A_COPY or max(shared) - self._prefixes.longest(prompt) < _WORTH_A_COPY:
+            return None
+        return runs[shared.index(max(shared))]
+
+    # --- one step ---------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Produced | SequenceFailed]:
+        """One call of the generator. Should it raise, or lose sequences, all that run fail and it is made anew."""
+        if not self._active:
+            return []
+        try:
+            if self._broken is not None:
+                return self._fail_all(self._broken)
+            self._join()
+            answering = self._answering()
+            prefilling = len(self._by_uid) - answering
+            if prefilling:
+                self._generator.prefill_step_size = max(1, self._budget.tokens(answering) // prefilling)
+            began = time.monotonic()
+            prompts, answers = self._generator.next()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the neighbours' caches are out of step now
+            return self._fail_all(_reason(error))
+        seconds = time.monotonic() - began
+        if len(prompts) + len(answers) < len(self._by_uid):
+            return self._fail_all("the generator has lost sequences")
+        self._budget.observe(answering, self._note_prompts(prompts), seconds)
+        return [self._take(self._by_uid[answer.uid], answer) for answer in answers]
+
+    def _note_prompts(self, prompts: list[Any]) -> int:
+        """How many prompt tokens were evaluated."""
+        evaluated = 0
+        for response in prompts:
+            run = self._by_uid[response.uid]
+            done, total = response.progress
+            left = 0 if response.end_of_prompt else total - done
+            evaluated += run.left - left
+            run.left = left
+        return evaluated
+
+    def _take(self, run: Run, answer: Any) -> Produced | SequenceFailed:
+        token: int = answer.token
+        # An evaluated array is read in place; asking MLX for the number would wait for the next step.
+        if not math.isfinite(np.asarray(answer.logprobs)[token]):
+            run.failed = True
+            return SequenceFailed(run.sequence, "the model gave no token that can be chosen (NaN or all barred)")
+        end = token in self._vocabulary.ends
+        return Produced(run.sequence, b"" if end else self._vocabulary.piece(token), end)
+
+    def _fail_all(self, reason: str) -> list[Produced | SequenceFailed]:
+        """Those that only wait have lost nothing."""
+        lost = [run for run in self._active.values() if run not in self._waiting]
+        for run in lost:
+            del self._active[run.sequence.rid]
+        self._by_uid.clear()
+        self._renew()
+        message = f"mlx failed in this step, and all its sequences with it: {reason}"
+        return [SequenceFailed(run.sequence, message) for run in lost]
+
+    def _renew(self) -> None:
+        if self._generator is not None:
+            self._generator.close()
+        slots = self._model.slots
+        self._broken = None
+        self._generator = BatchGenerator(
+            self._model.network, completion_batch_size=slots, prefill_batch_size=slots, prefill_step_size=1
+        )
+
+    def _answering(self) -> int:
+        return sum(not run.left for run in self._by_uid.values())
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,28 @@
+"""The environment that an engine is spawned with, where it differs from the front's own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_NOT_FOR_ENGINES = ("NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_", "CREDENTIALS_DIRECTORY")
+_OPENBLAS = Path(f"/usr/lib/{platform.machine()}-linux-gnu/openblas-pthread/libopenblas.so.0")
+"""Debian's and Ubuntu's package libopenblas0-pthread."""
+
+
+def engine_environment(environ: Mapping[str, str], backend: str, *, openblas: Path = _OPENBLAS) -> dict[str, str]:
+    """What an engine may know: not the service manager's channels, and our package wherever it is imported from.
+
+    What can only be said before a process starts is said here for each ``backend``; the rest is the engine's own business.
+    """
+    kept = {key: value for key, value in environ.items() if not key.startswith(_NOT_FOR_ENGINES)}
+    package = str(Path(__file__).resolve().parents[2])
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (package, kept.get("PYTHONPATH", ""))))
+    kept["GGML_NO_BACKTRACE"] = "1"  # on abort ggml would start a debugger, and print to stdout
+    if backend == "mlx" and sys.platform == "linux" and openblas.exists():
+        # The BLAS in MLX's own package for CPUs is the reference one: a prompt takes ten times as long with it.
+        kept["LD_PRELOAD"] = ":".join(filter(None, (kept.get("LD_PRELOAD", ""), str(openblas))))
+    return kept

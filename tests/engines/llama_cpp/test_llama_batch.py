@@ -1,0 +1,151 @@
+"""What goes into a call of the model, and how much of a prompt beside running answers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slimproc.engines.llama_cpp.batch import Chunk, PrefillBudget, passes, plan_batch, single_gaps
+
+
+def plan(pending, *, budget=100, room=512, fill=()):
+    return plan_batch(pending, budget=budget, room=room, can_fill=set(fill).__contains__)
+
+
+def test_running_answers_come_sorted_by_slot_whatever_their_age():
+    assert plan([(3, 1), (1, 1), (2, 1)]) == [Chunk(1, 1), Chunk(2, 1), Chunk(3, 1)]
+
+
+def test_a_single_gap_is_closed_by_a_filler():
+    assert plan([(0, 1), (2, 1)], fill=[1]) == [Chunk(0, 1), Chunk(1, 1, filler=True), Chunk(2, 1)]
+
+
+def test_a_gap_of_two_is_left_open():
+    assert plan([(0, 1), (3, 1)], fill=[1, 2]) == [Chunk(0, 1), Chunk(3, 1)]
+
+
+def test_a_gap_stays_open_where_the_slot_cannot_take_a_filler():
+    assert plan([(0, 1), (2, 1)]) == [Chunk(0, 1), Chunk(2, 1)]
+
+
+def test_a_waiting_prompt_closes_a_gap_with_a_token_of_its_own():
+    pending = [(4, 50), (0, 1), (1, 300), (2, 1)]
+    assert plan(pending, budget=50) == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1), Chunk(4, 50)]
+
+
+def test_prompts_share_the_budget_oldest_first():
+    assert plan([(2, 30), (0, 30), (1, 30)], budget=45) == [Chunk(0, 15), Chunk(1, 1), Chunk(2, 30)]
+
+
+def test_running_answers_are_in_the_batch_however_small_the_budget():
+    assert plan([(0, 900), (1, 1), (2, 1)], budget=1) == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1)]
+
+
+def test_the_rest_of_a_prompt_is_not_asked_for_more_than_it_has():
+    assert plan([(0, 7)], budget=100) == [Chunk(0, 7)]
+
+
+pendings = st.dictionaries(st.integers(0, 31), st.integers(1, 40), min_size=1).map(lambda slots: list(slots.items()))
+
+
+@given(pendings, st.integers(1, 64), st.sets(st.integers(0, 31)), st.integers(32, 64))
+def test_every_plan_is_in_order_within_its_limits_and_leaves_no_answer_out(pending, budget, fillable, room):
+    chunks = plan(pending, budget=budget, room=room, fill=fillable - dict(pending).keys())
+    slots = [chunk.slot for chunk in chunks]
+    assert slots == sorted(set(slots))
+    assert sum(chunk.tokens for chunk in chunks) <= room
+    wanted = dict(pending)
+    for chunk in chunks:
+        if chunk.filler:
+            assert chunk.slot in fillable
+            assert chunk.slot not in wanted
+            assert {chunk.slot - 1, chunk.slot + 1} <= set(slots)
+        else:
+            assert 1 <= chunk.tokens <= wanted[chunk.slot]
+    assert {slot for slot, tokens in pending if tokens == 1} <= set(slots)
+    assert any(not chunk.filler for chunk in chunks)
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_closing_single_gaps_never_adds_a_pass(slots):
+    gaps = single_gaps(dict.fromkeys(slots, 1))
+    assert passes(slots | set(gaps)) == passes(slots) - len(gaps)
+
+
+def test_passes_are_runs_of_consecutive_slots():
+    assert [passes(slots) for slots in (set(), {3}, {0, 1, 2}, {0, 2}, {5, 1, 0, 7, 6})] == [0, 1, 1, 2, 2]
+
+
+# --- how much of a prompt ---------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A model whose passes cost what they read plus what they compute, in seconds."""
+
+    def __init__(self, *, weights=0.004, token=0.002, answer=0.003):
+        self.weights, self.token, self.answer = weights, token, answer
+
+    def seconds(self, running, prompt_tokens):
+        quiet = self.weights + self.answer * running if running else 0.0
+        return quiet + (self.weights + self.token * prompt_tokens if prompt_tokens else 0.0)
+
+
+def run(budget, machine, running, steps, *, prompt=True):
+    for _ in range(steps):
+        tokens = budget.tokens(running) if prompt else 0
+        budget.observe(running, tokens, machine.seconds(running, tokens))
+    return tokens
+
+
+def test_running_answers_stay_under_three_times_their_quiet_step():
+    for machine in (Machine(), Machine(weights=0.02, token=0.0005), Machine(weights=0.0001, token=0.0001)):
+        for running in (1, 4, 7, 16):
+            budget = PrefillBudget(512)
+            run(budget, machine, 0, 5)
+            run(budget, machine, running, 20, prompt=False)
+            tokens = run(budget, machine, running, 40)
+            quiet = machine.seconds(running, 0)
+            assert machine.seconds(running, tokens) < 3 * quiet
+            assert tokens == 1 or machine.seconds(running, tokens) > 1.8 * quiet, "and the prompt gets on"
+
+
+def test_prompts_get_on_where_a_quiet_step_never_comes():
+    for machine in (Machine(), Machine(weights=0.02, token=0.0005), Machine(weights=0.0001, token=0.0001)):
+        for known in (0, 1):
+            budget = PrefillBudget(512)
+            run(budget, machine, known, 5, prompt=known == 0)
+            for running in (7, 16):
+                tokens = run(budget, machine, running, 40)
+                assert 1.3 < machine.seconds(running, tokens) / machine.seconds(running, 0) < 3
+
+
+def test_the_first_chunks_beside_answers_are_small_while_nothing_is_known():
+    assert PrefillBudget(512).tokens(3) <= 8
+
+
+def test_alone_a_prompt_gets_a_quarter_of_a_second_at_a_time():
+    budget, machine = PrefillBudget(512), Machine()
+    tokens = run(budget, machine, 0, 20)
+    assert 0.15 < machine.seconds(0, tokens) < 0.3
+
+
+def test_alone_a_fast_machine_gets_the_whole_batch_and_a_slow_one_no_less_than_32():
+    assert run(PrefillBudget(512), Machine(weights=0.0, token=1e-6), 0, 20) == 512
+    assert run(PrefillBudget(512), Machine(token=1.0), 0, 20) == 32
+
+
+def test_one_slow_step_does_not_swell_the_chunks():
+    budget, machine = PrefillBudget(512), Machine()
+    run(budget, machine, 7, 20, prompt=False)
+    before = run(budget, machine, 7, 30)
+    budget.observe(7, 0, 10 * machine.seconds(7, 0))
+    run(budget, machine, 7, 2, prompt=False)
+    assert budget.tokens(7) <= before * 1.5
+
+
+def test_a_number_of_answers_never_seen_is_judged_by_its_neighbours():
+    budget, machine = PrefillBudget(512), Machine()
+    run(budget, machine, 0, 5)
+    run(budget, machine, 4, 20, prompt=False)
+    run(budget, machine, 4, 20)
+    assert 1 <= budget.tokens(3) <= budget.tokens(4) == budget.tokens(5)

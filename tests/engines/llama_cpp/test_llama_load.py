@@ -1,0 +1,195 @@
+"""Loading: settings that make no sense, files that llama.cpp refuses, and those on which it takes the process along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from slimproc.engines.backend import create
+from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
+from slimproc.errors import LoadFailed
+from tests.models import CHATML, aborts_in_first_step, aborts_in_load, broken_files, with_nan_weights
+
+CHILD = textwrap.dedent("""
+    import sys
+    from tests.engines.driver import Engine
+    from slimproc.engines.backend import create
+    from slimproc.errors import LoadFailed
+    from slimproc.settings import EngineSettings
+    try:
+        engine = Engine(create(EngineSettings(model="m", backend="llama_cpp", path=sys.argv[1], slots=1, context=64)))
+    except LoadFailed as error:
+        print("refused", error.permanent, error.message)
+    else:
+        print("loaded", flush=True)
+        print("generated", engine.complete("hello", 4).failure)
+""")
+
+
+def in_child(path):
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, str(path)],
+        capture_output=True, text=True, timeout=60, check=False, env={"GGML_NO_BACKTRACE": "1", "PYTHONPATH": "."},
+    )  # fmt: skip
+
+
+def refusal(settings) -> LoadFailed:
+    with pytest.raises(LoadFailed) as failure:
+        create(settings).load(lambda _fraction: None)
+    return failure.value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slots": 0}, {"slots": -1}, {"slots": 257}, {"context": 0}, {"context": 7}, {"context": 2**30},
+        {"context": -5}, {"threads": 0}, {"threads": 100_000}, {"gpu_layers": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_native_code_would_abort_on_are_refused_by_name(settings, changes):
+    failure = refusal(settings(**changes))
+    assert failure.permanent
+    assert next(iter(changes)) in failure.message
+
+
+def test_a_cache_larger_than_the_machine_is_refused_before_it_is_touched(settings):
+    failure = refusal(settings(slots=256, context=2**22))
+    assert failure.permanent
+    assert "KV cache" in failure.message
+
+
+def test_no_path_and_an_absent_file_are_refused(settings, tmp_path):
+    assert "absent.gguf" in refusal(settings(tmp_path / "absent.gguf")).message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no tensors", "token_embd.weight"),
+        ("one tensor too many", "is broken"),
+        ("tensor type 999", "invalid ggml type 999"),
+        ("tensor type Q4_0", "has offset"),
+        ("dimension 0", "has offset"),
+        ("two tensors of one name", "duplicate tensor name"),
+        ("3 layers, 2 present", "blk.2.attn_norm.weight"),
+        ("0 heads", "wrong shape"),
+        ("3 heads", "wrong shape"),
+        ("0 KV heads", "wrong shape"),
+        ("8 KV heads", "wrong shape"),
+        ("0 wide", "wrong shape"),
+        ("63 wide", "wrong shape"),
+        ("0 rope dimensions", "invalid n_rot"),
+        ("unknown architecture", "unknown model architecture: 'lxama'"),
+        ("unknown tokenizer", "unknown tokenizer: 'xpt2'"),
+        ("unknown pre-tokenizer", "unknown pre-tokenizer type: 'xpt-2'"),
+        ("no merges", "cannot find tokenizer merges"),
+        ("no vocabulary", "cannot find tokenizer vocab"),
+    ],
+)
+def test_what_llama_cpp_refuses_comes_with_its_reason(settings, models, tmp_path, capfd, name, words):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(broken_files(models / "tiny.gguf")[name])
+    failure = refusal(settings(path))
+    assert failure.permanent
+    assert str(path) in failure.message
+    assert words in failure.message
+    assert "\n" not in failure.message
+    if "is broken" not in failure.message:
+        assert words.split()[-1].strip("'") in capfd.readouterr().err, "and it stands in the log"
+
+
+def test_a_model_that_is_no_text_generator_is_refused(settings, models, tmp_path):
+    path = tmp_path / "model.gguf"
+    good = (models / "tiny.gguf").read_bytes()
+    key = b"llama.attention.causal"
+    extra = len(key).to_bytes(8, "little") + key + (7).to_bytes(4, "little") + b"\0"
+    keys = int.from_bytes(good[16:24], "little") + 1
+    # The data behind a header begin at a multiple of 32: the longer header moves them by a whole number of those.
+    padding = b"x" * (-len(extra) % 32)
+    name = b"general.name"
+    at = good.index(name) + len(name) + 4
+    length = int.from_bytes(good[at : at + 8], "little")
+    renamed = (length + len(padding)).to_bytes(8, "little") + padding + good[at + 8 :]
+    path.write_bytes(good[:16] + keys.to_bytes(8, "little") + extra + good[24:at] + renamed)
+    assert "does not generate text" in refusal(settings(path)).message
+
+
+def test_an_assertion_of_llama_cpps_costs_the_process_and_leaves_its_text_on_stderr(models, tmp_path):
+    good = models / "tiny.gguf"
+    loading = in_child(aborts_in_load(tmp_path / "a.gguf", good))
+    assert (loading.returncode, loading.stdout) == (-6, "")
+    assert "GGML_ASSERT" in loading.stderr
+    stepping = in_child(aborts_in_first_step(tmp_path / "b.gguf", good))
+    assert (stepping.returncode, stepping.stdout) == (-6, "loaded\n")
+    assert "GGML_ASSERT" in stepping.stderr
+
+
+def test_a_whole_life_of_the_process_ends_without_a_crash_though_nobody_closed_the_model(models):
+    child = in_child(models / "tiny.gguf")
+    assert (child.returncode, child.stdout, child.stderr) == (0, "loaded\ngenerated None\n", "")
+
+
+def test_a_model_of_nan_fails_its_sequences_and_lives(open_engine, models, tmp_path):
+    engine = open_engine(with_nan_weights(tmp_path / "nan.gguf", models / "tiny.gguf"))
+    for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}):
+        assert "NaN" in engine.complete("hello", 4, **options).failure
+
+
+def test_the_model_says_what_it_is(open_engine):
+    info = open_engine(context=100, slots=3).info
+    assert (info.context, info.slots, info.vocab_size) == (100, 3, 260)
+    assert info.chat_template == CHATML
+    assert (info.bos_token, info.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert info.control_tokens == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert info.details["threads"] == 1
+    assert info.details["trained_context"] == 2048
+    assert info.details["kv_bytes"] == 3 * 100 * 2 * 2 * (16 + 16) * 2
+
+
+def test_the_context_is_the_trained_one_unless_said_otherwise(open_engine, capfd):
+    assert open_engine(context=None, slots=1).info.context == 2048
+    assert "trained" not in capfd.readouterr().err
+    assert open_engine(context=3000, slots=1).info.context == 3000
+    assert "context 3000 is more than the 2048 tokens this model was trained for" in capfd.readouterr().err
+
+
+def test_loading_says_nothing_when_all_is_well(open_engine, capfd):
+    open_engine(slots=3, context=100).complete("hello", 3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_exception_in_progress_ends_the_load_and_comes_out(settings):
+    def gone(_fraction):
+        raise ConnectionError("the front is gone")
+
+    with pytest.raises(ConnectionError, match="the front is gone"):
+        create(settings()).load(gone)
+
+
+def test_closing_what_was_never_loaded_is_no_error(settings):
+    create(settings()).close()
+
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+def test_one_core_is_left_to_the_front():
+    assert [default_threads(cores) for cores in (1, 2, 3, 8)] == [1, 1, 2, 7]
+
+
+def test_hyper_threads_count_once_and_a_quota_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
+    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(siblings + "\n")
+    quota = tmp_path / "cpu.max"
+    assert usable_cores(tmp_path, quota) == 2
+    quota.write_text("max 100000\n")
+    assert usable_cores(tmp_path, quota) == 2
+    quota.write_text("150000 100000\n")
+    assert usable_cores(tmp_path, quota) == 1
+    assert usable_cores(tmp_path / "nothing", tmp_path / "nothing") == 4

@@ -1,0 +1,141 @@
+"""Who may import whom: the rooms of the front go strictly down, and engines stand apart."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slimproc
+
+ROOT = Path(slimproc.__file__).parent
+
+LAYERS: list[set[str]] = [
+    {"__main__"},
+    {"cli"},
+    {"server"},
+    {"http", "listeners"},
+    {"admission"},
+    {"chat"},
+    {"residency"},
+    {"upstream"},
+    {"replicas"},
+    {"ipc", "stream", "lag"},
+    {"request", "config", "metrics", "systemd"},
+    {"errors", "logs", "settings", "model_path"},
+]
+"""From the top; rooms of one set may import each other where the list below says so, and everything further down."""
+BESIDE = {("stream", "ipc"), ("model_path", "errors")}
+"""Imports between neighbours of one layer (importer, imported)."""
+ENGINES_MAY_IMPORT = {"ipc", "request", "settings", "errors", "model_path"}
+BACKENDS_LIBRARIES = {"llama_cpp", "mlx", "mlx_lm"}
+HTTP_ROOMS = {"http", "upstream", "cli", "server"}
+
+PLACE = {room: place for place, rooms in enumerate(LAYERS) for room in rooms}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """``slimproc.ipc.ring`` is in ``ipc``; the package itself is in no room."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports anywhere in it, also inside functions and for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where they go"
+            assert node.module is not None
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if (ROOT.parent / whole.replace(".", "/")).with_suffix(".py").exists() else (
+                    whole if (ROOT.parent / whole.replace(".", "/")).is_dir() else node.module
+                )
+
+
+EDGES = [(path, imported) for path in modules() for imported in imports(path)]
+OURS = [(path, imported) for path, imported in EDGES if imported.split(".")[0] == "slimproc" and imported != "slimproc"]
+
+
+def test_every_room_has_its_place_in_the_list():
+    rooms = {room_of(name_of(path)) for path in modules()} - {"", "engines"}
+    assert rooms <= set(PLACE)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_a_module_imports_only_what_is_below_it(path):
+    room = room_of(name_of(path))
+    if room in ("", "engines"):
+        return
+    for importer, imported in OURS:
+        if importer != path:
+            continue
+        other = room_of(imported)
+        if other == room:
+            continue
+        assert other != "engines", f"{imported}: the front never imports engines"
+        below = PLACE[other] > PLACE[room] or (room, other) in BESIDE
+        assert below, f"{room} imports {imported}, which is not below it"
+
+
+def test_engines_import_only_the_leaves_and_what_crosses_the_border():
+    for path, imported in OURS:
+        if room_of(name_of(path)) == "engines":
+            assert room_of(imported) in ENGINES_MAY_IMPORT | {"engines"}, f"{path.name} imports {imported}"
+
+
+def test_nobody_but_engines_imports_engines():
+    importers = {room_of(name_of(path)) for path, imported in OURS if room_of(imported) == "engines"}
+    assert importers == {"engines"}
+
+
+@pytest.mark.parametrize(
+    ("libraries", "rooms"),
+    [(BACKENDS_LIBRARIES, {"engines"}), ({"aiohttp"}, HTTP_ROOMS), ({"pynvml"}, {"residency"})],
+    ids=["backends", "aiohttp", "pynvml"],
+)
+def test_a_library_is_imported_only_where_it_belongs(libraries, rooms):
+    importers = {room_of(name_of(path)) for path, imported in EDGES if imported.split(".")[0] in libraries}
+    assert importers <= rooms
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """A module that is only named for type checkers counts as well: the front has no knots."""
+    known = {name_of(path) for path in modules()}
+    graph: dict[str, set[str]] = {name: set() for name in known}
+    for path, imported in OURS:
+        graph[name_of(path)].add(imported)
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a circle: {' > '.join((*way[way.index(name) :], name))}"
+        if name in done or name not in known:
+            return
+        for following in graph[name]:
+            visit(following, (*way, name))
+        done.add(name)
+
+    for name in known:
+        visit(name, ())
+
+
+def test_every_exception_from_the_order_is_used():
+    edges = {(room_of(name_of(path)), room_of(imported)) for path, imported in OURS}
+    assert edges >= BESIDE
+
+
+def test_the_list_is_read_from_the_code_and_not_empty():
+    assert len(OURS) > 100
+    assert ("ipc", "errors") in {(room_of(name_of(path)), room_of(imported)) for path, imported in OURS}
