@@ -34,6 +34,7 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setblocking(True)  # with a timeout, Python would poll before each call, as we have just done
         self.receive_into = self.sock.recv_into
         self.tail: bytes | bytearray = b""
         """The end of what came before; empty: nothing of this answer has come."""
@@ -87,7 +88,10 @@ class Load:
     def _read(self, connection: Connection) -> bool:
         """Take what has come. True: that was the end of the answer."""
         buffer = self._buffer
-        got = connection.receive_into(self._into)
+        try:
+            got = connection.receive_into(self._into)
+        except ConnectionError as error:
+            sys.exit(f"client: the server dropped the connection after {connection.events} events: {error}")
         end = TAIL + got
         if not connection.tail:
             self._check_start(bytes(buffer[TAIL:end]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,9 +33,10 @@ def main(known: list[Scenario], description: str) -> int:
     )
     if not options.quick and os.getloadavg()[0] > IDLE_LOAD * (os.cpu_count() or 1):
         print(f"warning: the load average is {os.getloadavg()[0]:.2f}; something else runs here", file=sys.stderr)
-    for scenario in chosen:
-        execute(scenario, options)
-    return 0
+    failed = [scenario.name for scenario in chosen if not execute(scenario, options)]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return len(failed) > 0
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
@@ -58,12 +60,17 @@ def _select(scenarios: list[Scenario], names: list[str]) -> list[Scenario]:
     return [scenario for scenario in scenarios if scenario in wanted] if names else scenarios
 
 
-def execute(scenario: Scenario, options: Options) -> None:
-    """Measure, write the files, show the table."""
+def execute(scenario: Scenario, options: Options) -> bool:
+    """Measure, write the files, show the table. False: it failed, and its files are as they were."""
     began = time.monotonic()
     environment = machine.environment()
-    found = scenario.measure(options)
+    try:
+        found = scenario.measure(options)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"{scenario.name}: {error}", file=sys.stderr)
+        return False
     made = report.document(scenario, options, environment, found)
     report.write(options.results, made)
     report.show(made)
     print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
+    return True

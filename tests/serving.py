@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import yaml
@@ -95,7 +95,7 @@ class EventReader:
         self.response.close()
         self.connection.close()
 
-    def __enter__(self) -> EventReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -58,9 +58,10 @@ def _first_command(control: ControlSocket) -> wire.Load:
         poll.poll()
         messages = control.receive()
         if messages:
-            (message,) = messages
-            command = wire.decode_command(message)
+            command = wire.decode_command(messages[0])
             assert isinstance(command, wire.Load), "the front says what to load, and then waits for READY"
+            if len(messages) > 1:
+                raise ControlClosed  # only Shutdown may come before READY: nobody wants this model any more
             return command
 
 

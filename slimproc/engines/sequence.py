@@ -42,8 +42,8 @@ class Sequence:
         """Take one token. Returns what the front should hear now, or None while the text is held back.
 
         ``end`` with an empty piece is the model's own end-of-generation token, which is not counted; any other token
-        is, also one without text (a control token that is not the end). A piece that
-        fills the limit says LENGTH even when the model would have ended there, since nobody asked it.
+        is, also one without text (a control token that is not the end). A piece that fills the limit says LENGTH even
+        when the model would have ended there, since nobody asked it.
         """
         if not piece and end:
             return self._finish(Finish.STOP)

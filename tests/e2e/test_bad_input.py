@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.serving import CHAT, COMPLETIONS, fake, script, wait_until
+from tests.serving import CHAT, COMPLETIONS, ServerProcess, fake, script, wait_until
 
 GOOD = b'{"prompt":"hi","max_tokens":1}'
 
@@ -109,8 +109,6 @@ def test_a_body_of_megabytes_is_served_where_it_fits_the_context(serve):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A server that takes bodies of 2,000 bytes, within half a second."""
-    from tests.serving import ServerProcess
-
     process = ServerProcess(tmp_path_factory.mktemp("small"), fake() | {"max_json_body": 2000, "body_timeout": 0.5})
     yield process.wait_ready()
     process.close()
@@ -195,7 +193,7 @@ def test_an_expectation_that_cannot_be_met_is_refused_without_the_body(small, he
 )
 def test_what_is_no_http_is_refused_in_json(server, data, status):
     received = exchange(server, data)
-    assert received.startswith(f"HTTP/1.1 {status} ".encode()) or received.startswith(f"HTTP/1.0 {status} ".encode())
+    assert received.startswith((f"HTTP/1.1 {status} ".encode(), f"HTTP/1.0 {status} ".encode()))
     head, _, body = received.partition(b"\r\n\r\n")
     assert b"application/json" in head
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tests.serving import COMPLETIONS, Pending, fake, script, wait_until
+from tests.serving import COMPLETIONS, Pending, ServerProcess, fake, script, wait_until
 
 ENDLESS = script(token_latency=0.01)
 LONG_PREFILL = script(prefill_steps=100_000, prefill_latency=0.01)
@@ -17,8 +17,6 @@ LONG_PREFILL = script(prefill_steps=100_000, prefill_latency=0.01)
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     """A server with one slot, so that whoever still holds it is in the next one's way."""
-    from tests.serving import ServerProcess
-
     process = ServerProcess(tmp_path_factory.mktemp("single"), fake(slots=1, context=1_000_000))
     yield process.wait_ready()
     process.close()

@@ -12,10 +12,10 @@ import pytest
 from tests.serving import LIMIT, fake, script
 
 
-def slimproc(*arguments, cwd, **environ):
+def slimproc(*arguments, cwd):
     return subprocess.run(
         [sys.executable, "-m", "slimproc", *map(str, arguments)],
-        capture_output=True, text=True, timeout=LIMIT, cwd=cwd, check=False, env=None if not environ else environ,
+        capture_output=True, text=True, timeout=LIMIT, cwd=cwd, check=False,
     )  # fmt: skip
 
 

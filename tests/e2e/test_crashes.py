@@ -121,7 +121,7 @@ def test_another_replicas_streams_are_not_touched(serve):
     readers = {}
     for count in (1, 2):
         reader = take_running(server)
-        wait_until(lambda: sum(one["sequences"] for one in server.replicas()) == count, "it runs")
+        wait_until(lambda n=count: sum(one["sequences"] for one in server.replicas()) == n, "it runs")
         readers[count] = reader
     killed = server.replica(0)["pid"]
     server.kill_engine(0)
@@ -197,7 +197,8 @@ def test_no_engine_leaves_a_descriptor_a_process_or_memory_behind(serve):
     open_files, children = front.num_fds(), len(server.children())
     for _ in range(3):
         pid = server.kill_engine()
-        wait_until(lambda: server.replica()["pid"] not in (pid, None) and server.replica()["state"] == "ready", "back")
+        wait_until(lambda old=pid: server.replica()["pid"] not in (old, None), "back")
+        server.wait_ready()
         assert server.complete("hi", max_tokens=1).status == 200
     wait_until(lambda: front.num_fds() <= open_files, "the descriptors are closed")
     assert len(server.children()) == children

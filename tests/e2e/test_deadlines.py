@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving import CHAT, fake, script, wait_until
+from tests.serving import CHAT, ServerProcess, fake, script, wait_until
 
 ENDLESS = script(token_latency=0.01)
 SOON = {"x-request-timeout": "0.4"}
@@ -12,8 +12,6 @@ SOON = {"x-request-timeout": "0.4"}
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    from tests.serving import ServerProcess
-
     process = ServerProcess(tmp_path_factory.mktemp("single"), fake(slots=1, context=1_000_000))
     yield process.wait_ready()
     process.close()

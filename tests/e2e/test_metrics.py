@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.serving import fake, script
+from tests.serving import ServerProcess, fake, script
 
 SLOW = script(token_latency=0.01)
 
@@ -14,8 +14,6 @@ SLOW = script(token_latency=0.01)
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
     """A server after one request of every kind."""
-    from tests.serving import ServerProcess
-
     process = ServerProcess(tmp_path_factory.mktemp("busy"), fake(slots=1, max_queue=0, context=100_000))
     server = process.wait_ready()
     for _ in range(3):

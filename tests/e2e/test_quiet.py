@@ -84,11 +84,11 @@ def test_an_idle_engine_makes_no_system_call_and_the_front_only_its_lag_timers(s
 @linux
 def test_engines_inherit_nothing_but_what_they_need(serve):
     secret = os.open("/dev/null", os.O_RDONLY)
-    os.set_inheritable(secret, True)  # noqa: FBT003
+    os.set_inheritable(secret, True)
     server = serve(fake(replicas=2))
     os.close(secret)
     for index in (0, 1):
-        links = [os.readlink(link) for link in Path(f"/proc/{server.replica(index)['pid']}/fd").iterdir()]
+        links = [str(link.readlink()) for link in Path(f"/proc/{server.replica(index)['pid']}/fd").iterdir()]
         assert not any("admin.sock" in link for link in links)
         assert len(links) <= 10, links
         assert inet_sockets(server.replica(index)["pid"]) == []

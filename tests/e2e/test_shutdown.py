@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import psutil
@@ -160,7 +159,7 @@ def test_the_admin_socket_of_a_killed_server_is_replaced(serve, tmp_path):
     assert path.exists()
     second = serve(fake() | {"admin_socket": str(path)})
     assert second.get("/readyz").status == 200
-    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_unload_drains_and_load_brings_it_back(serve):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving import CHAT, COMPLETIONS, fake, script, wait_until
+from tests.serving import CHAT, COMPLETIONS, ServerProcess, fake, script, wait_until
 
 PATHS = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 
@@ -103,8 +103,6 @@ def test_the_choices_of_n_share_a_stream_and_each_ends_once(server, path):
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
     """A server that keeps silent streams open with comments every 0.1 s."""
-    from tests.serving import ServerProcess
-
     process = ServerProcess(tmp_path_factory.mktemp("impatient"), fake(slots=1) | {"keepalive_after": 0.1})
     yield process.wait_ready()
     process.close()

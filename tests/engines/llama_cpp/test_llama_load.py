@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from slimproc.engines.backend import create
 from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from tests.models import CHATML, aborts_in_first_step, aborts_in_load, broken_files, with_nan_weights
+
+ROOT = str(Path(__file__).parents[3])
 
 CHILD = textwrap.dedent("""
     import sys
@@ -32,7 +35,7 @@ CHILD = textwrap.dedent("""
 def in_child(path):
     return subprocess.run(
         [sys.executable, "-c", CHILD, str(path)],
-        capture_output=True, text=True, timeout=60, check=False, env={"GGML_NO_BACKTRACE": "1", "PYTHONPATH": "."},
+        capture_output=True, text=True, timeout=60, check=False, env={"GGML_NO_BACKTRACE": "1", "PYTHONPATH": ROOT},
     )  # fmt: skip
 
 
