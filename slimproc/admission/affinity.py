@@ -44,6 +44,10 @@ class PrefixMemory:
         self._chains: OrderedDict[Chain, None] = OrderedDict()
         self._blocks: Counter[int] = Counter()
 
+    def __len__(self) -> int:
+        """Prompts that are remembered."""
+        return len(self._chains)
+
     def note(self, sent: Chain) -> None:
         """A prompt was sent; it takes the place of one that it continues, or else of the oldest."""
         if not sent:

@@ -10,15 +10,18 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from slimproc import logs
-from slimproc.admission import policy
+from slimproc.admission import affinity, policy
+from slimproc.admission.affinity import PrefixMemory
 from slimproc.admission.generation import REFUSALS, Generation, Render
 from slimproc.admission.policy import QueueView, ReplicaView, Verdict
 from slimproc.admission.queue import RequestQueue
 from slimproc.errors import Overloaded, ServiceUnavailable, ShuttingDown, SlimprocError
 from slimproc.metrics import Metrics, ModelMetrics
+from slimproc.replicas.incarnation import Incarnation
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.states import ReplicaState
 from slimproc.replicas.supervisor import Supervisor
@@ -78,6 +81,7 @@ class AdmissionController:
         self._queues: dict[str, RequestQueue[Generation]] = {model: RequestQueue() for model in models}
         self._rates = {model: DrainRate(time.monotonic()) for model in models}
         self._running: set[Generation] = set()
+        self._prefixes: WeakKeyDictionary[Incarnation, PrefixMemory] = WeakKeyDictionary()
         self._closed = False
         self._idle = asyncio.Event()
 
@@ -142,11 +146,15 @@ class AdmissionController:
             if generation.request.deadline.remaining(time.monotonic()) <= 0:
                 generation.expire()  # its timer is due in this very turn: no engine is to hear of it
                 continue
-            place = policy.choose([_view(replica) for replica in replicas])
+            # With one replica there is nothing to choose by.
+            prefix = affinity.chain(generation.next_prompt) if len(replicas) > 1 else ()
+            place = policy.choose([self._view_for(prefix, replica) for replica in replicas])
             if place is None:
                 return
             engine = replicas[place].serving
             assert engine is not None, "only a serving replica has free slots"
+            if prefix:
+                self._prefixes.setdefault(engine, PrefixMemory(engine.model.slots)).note(prefix)
             first = not generation.started
             slot = engine.take_slot()
             generation.grant(slot)
@@ -154,6 +162,11 @@ class AdmissionController:
             if first:
                 waited = generation.times.granted - generation.times.arrived
                 self._metrics.model(model).queue_wait.observe(waited)
+
+    def _view_for(self, prefix: affinity.Chain, replica: Replica) -> ReplicaView:
+        memory = self._prefixes.get(replica.serving) if replica.serving is not None and prefix else None
+        view = _view(replica)
+        return replace(view, known_blocks=memory.longest(prefix), known_prompts=len(memory)) if memory else view
 
     def on_replica_change(self, replica: Replica) -> None:
         """A replica changed its state, or one of its slots became free."""

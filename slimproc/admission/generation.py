@@ -28,7 +28,7 @@ from slimproc.errors import (
 )
 from slimproc.ipc import wire
 from slimproc.replicas.incarnation import Slot
-from slimproc.request import ChatPrompt, GenerateRequest
+from slimproc.request import ChatPrompt, GenerateRequest, Prompt
 from slimproc.stream import TokenStream
 
 log = logs.get("slimproc.generation")
@@ -96,6 +96,11 @@ class Generation:
     @property
     def unstarted(self) -> int:
         return len(self._unstarted)
+
+    @property
+    def next_prompt(self) -> Prompt:
+        """Of the sequence that the next slot is for."""
+        return self.request.prompts[self._unstarted[0] // self.request.n]
 
     @property
     def arrived(self) -> float:

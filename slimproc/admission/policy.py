@@ -31,6 +31,10 @@ class ReplicaView:
     occupied: int
     load_failed: bool
     seconds_in_state: float
+    known_blocks: int = 0
+    """Blocks of the prompt's beginning that it has read before (``affinity.py``)."""
+    known_prompts: int = 0
+    """Prompts that it is remembered to hold; a new one goes where it pushes out the fewest."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,22 @@ def decide(queue: QueueView, replicas: Sequence[ReplicaView], *, refuse_while_lo
 
 
 def choose(replicas: Sequence[ReplicaView]) -> int | None:
-    """Which replica gets the next sequence: the one with the least outstanding work that has a free slot."""
+    """Which replica with a free slot gets the next sequence: the one that has read most of its prompt before, unless
+    its outstanding work costs more than the reading saves; without such, the one with the least outstanding work.
+
+    A sequence that runs beside ours is taken to cost what reading one block costs.
+    """
     free = [place for place, replica in enumerate(replicas) if replica.free_slots > 0]
-    return min(free, key=lambda place: (replicas[place].occupied, place), default=None)
+    return min(
+        free,
+        key=lambda place: (
+            replicas[place].occupied - replicas[place].known_blocks,
+            replicas[place].occupied,
+            replicas[place].known_prompts,
+            place,
+        ),
+        default=None,
+    )
 
 
 def may_retry(replica: ReplicaView) -> bool:

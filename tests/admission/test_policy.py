@@ -194,3 +194,23 @@ def test_the_drain_rate_is_never_negative(instants):
     for now in instants:
         rate.note(now)
         assert rate.per_second(now) >= 0
+
+
+def test_a_prompt_goes_where_its_beginning_was_read_unless_too_much_runs_there():
+    """A sequence beside it costs as much as a block: four blocks known are worth up to three sequences more."""
+
+    def views(occupied: int):
+        free = ReplicaView(ReplicaState.READY, 8, 0, load_failed=False, seconds_in_state=1.0)
+        knowing = ReplicaView(
+            ReplicaState.READY, 8, occupied, load_failed=False, seconds_in_state=1.0, known_blocks=4
+        )
+        return [free, knowing]
+
+    assert [choose(views(occupied)) for occupied in (0, 3, 4, 5)] == [1, 1, 0, 0]
+
+
+def test_a_replica_that_knows_the_prompt_and_has_no_slot_is_not_waited_for():
+    free = ReplicaView(ReplicaState.READY, 1, 3, load_failed=False, seconds_in_state=1.0)
+    knowing = ReplicaView(ReplicaState.READY, 0, 4, load_failed=False, seconds_in_state=1.0, known_blocks=50)
+
+    assert choose([free, knowing]) == 0

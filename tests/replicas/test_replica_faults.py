@@ -340,6 +340,28 @@ async def test_a_model_that_always_fails_to_load_is_given_up_with_its_reason():
 
 
 @looped
+async def test_a_request_that_another_replica_served_forgives_nothing_while_this_one_loads():
+    """Else a replica that never becomes ready would never be given up beside one that works."""
+    policy = RestartPolicy(first_wait=0.0, limit=1000, healthy_after=0.0)
+    async with Keeper(load_time=20, policy=policy) as keeper:
+        policy.failed(time.monotonic())
+        keeper.replica.ask_start()
+        await eventually(lambda: keeper.replica.engine, "it loads")
+        keeper.replica.served()
+        assert policy.failures == 1
+
+
+@looped
+async def test_a_request_served_here_forgives_what_was():
+    policy = RestartPolicy(first_wait=0.0, limit=1000, healthy_after=0.0)
+    async with Keeper(policy=policy) as keeper:
+        policy.failed(time.monotonic())
+        await keeper.start()
+        keeper.replica.served()
+        assert policy.failures == 0
+
+
+@looped
 async def test_an_engine_that_dies_in_its_load_says_how():
     policy = RestartPolicy(first_wait=0.0, limit=2)
     async with Keeper(die_in_load=int(signal.SIGABRT), policy=policy) as keeper:
