@@ -16,7 +16,7 @@ class Sequence:
     """One generation. The backend reads ``prompt`` and ``sampling`` and writes ``cached_tokens``; no one else does."""
 
     __slots__ = (
-        "_push", "cached_tokens", "generated", "limit", "prompt", "prompt_text", "rid", "sampling", "state", "text", "unsaid",
+        "_push", "_quick", "cached_tokens", "generated", "limit", "prompt", "prompt_text", "rid", "sampling", "state", "text", "unsaid",
     )  # fmt: skip
 
     def __init__(self, command: Submit, prompt: list[int], context: int) -> None:
@@ -31,6 +31,8 @@ class Sequence:
         """Tokens that may be generated: by our own count, since a full KV cache refuses the whole batch."""
         self.text = TextAssembler(command.stop)
         self._push = self.text.push
+        self._quick = self.text.plain
+        """Whole characters can go straight out: no stop strings, and nothing is held back."""
         self.generated = 0
         self.cached_tokens = 0
         self.state: object = None
@@ -45,6 +47,18 @@ class Sequence:
         is, also one without text (a control token that is not the end). A piece that fills the limit says LENGTH even
         when the model would have ended there, since nobody asked it.
         """
+        if self._quick and not end and self.generated + 1 < self.limit:
+            try:
+                text = piece.decode()
+            except UnicodeDecodeError:
+                text = ""
+            if text:
+                self.generated += 1
+                return Tok(self.rid, text)
+        return self._advance_with_care(piece, end)
+
+    def _advance_with_care(self, piece: bytes, end: bool) -> Tok | None:  # noqa: FBT001
+        """The same for every token; ``advance`` takes the common ones past it."""
         if not piece and end:
             return self._finish(Finish.STOP)
         self.generated += 1
@@ -55,10 +69,10 @@ class Sequence:
             return self._finish(Finish.STOP if stop else Finish.LENGTH, text)
         if not text:
             self.unsaid += 1
+            self._quick = False
             return None
-        if not self.unsaid:
-            return Tok(self.rid, text)
         tokens, self.unsaid = self.unsaid + 1, 0
+        self._quick = self.text.plain
         return Tok(self.rid, text, tokens)
 
     def end(self, finish: Finish) -> Tok:

@@ -26,6 +26,11 @@ class TextAssembler:
         """The tail that may yet turn out to begin a stop string."""
         self.stopped = False
 
+    @property
+    def plain(self) -> bool:
+        """There are no stop strings, and no half of a character waits: the next whole characters are certain."""
+        return not self._stops and not self._decoder.buffer
+
     def push(self, piece: bytes) -> str:
         """The text that is certain after ``piece``; empty while a character or a possible stop string is incomplete.
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from slimproc.ipc.wire import Tok
-from slimproc.metrics import Histogram
+from slimproc.metrics import GapHistogram
 from slimproc.stream import Flushable, TokenStream
 
 KEEPALIVE: Final = b": keep-alive\n\n"
@@ -71,7 +71,7 @@ class EventClient:
 class EventStream(TokenStream):
     """One choice of a streamed answer. ``head`` and ``tail`` enclose a token's text as JSON to one whole event."""
 
-    __slots__ = ("_client", "_events", "_finish_events", "_flushed_at_ns", "_gaps", "_head", "_tail", "_unflushed")
+    __slots__ = ("_client", "_finish_events", "_flushed_at_ns", "_gaps", "_head", "_seam", "_tail", "_texts")
 
     def __init__(
         self,
@@ -81,17 +81,18 @@ class EventStream(TokenStream):
         head: bytes,
         tail: bytes,
         finish_events: dict[int, bytes],
-        gaps: Histogram,
+        gaps: GapHistogram,
     ) -> None:
-        """``finish_events``: the closing event by ``Finish``. ``gaps`` takes the times between tokens, in seconds."""
+        """``finish_events``: the closing event by ``Finish``. ``gaps`` takes the times between tokens."""
         super().__init__(index)
         self._client = client
         self._head = head
         self._tail = tail
         self._finish_events = finish_events
+        self._seam = tail + head
         self._gaps = gaps
-        self._events: list[bytes] = []
-        self._unflushed = 0
+        self._texts: list[bytes] = []
+        """JSON texts of the tokens that this wake-up has brought so far."""
         self._flushed_at_ns = 0
 
     def take(self, item: Tok, at_ns: int, gathering: list[Flushable] | None) -> None:
@@ -100,14 +101,17 @@ class EventStream(TokenStream):
             return
         if gathering is None:
             self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
-            self._gaps.observe((at_ns - self.last_at_ns) / 1e9)
+            gap, gaps = at_ns - self.last_at_ns, self._gaps
+            if gap == gaps.run_ns:
+                gaps.repeats += 1
+            else:
+                gaps.begin(gap)
             self._flushed_at_ns = at_ns
         else:
-            events = self._events
-            if not events:
+            texts = self._texts
+            if not texts:
                 gathering.append(self)
-            events += (self._head, _json(item.text), self._tail)
-            self._unflushed += 1
+            texts.append(_json(item.text))
         self.completion_tokens += item.tokens
         self.last_at_ns = at_ns
 
@@ -115,7 +119,7 @@ class EventStream(TokenStream):
         """The first item, the last, or both: these also tell admission."""
         self.flush()
         if self.first_at_ns and item.tokens:
-            self._gaps.observe((at_ns - self.last_at_ns) / 1e9 / item.tokens, item.tokens)
+            self._gaps.begin((at_ns - self.last_at_ns) // item.tokens, item.tokens)
         if item.text:
             self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
         if item.finish and item.finish in self._finish_events:
@@ -125,10 +129,10 @@ class EventStream(TokenStream):
 
     def flush(self) -> None:
         """Write what this wake-up gathered, in one piece; one observation of its mean gap, weighted by its tokens."""
-        if not self._events:
+        texts = self._texts
+        if not texts:
             return
-        events, self._events = b"".join(self._events), []
-        count, self._unflushed = self._unflushed, 0
-        self._client.write(events)
-        self._gaps.observe((self.last_at_ns - self._flushed_at_ns) / 1e9 / count, count)
+        self._texts = []
+        self._client.write(b"%b%b%b" % (self._head, self._seam.join(texts), self._tail))
+        self._gaps.begin((self.last_at_ns - self._flushed_at_ns) // len(texts), len(texts))
         self._flushed_at_ns = self.last_at_ns
