@@ -48,5 +48,5 @@ $(VENV)/installed-serve: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed-serve
-	$(PIP) install -e '.[llama,dev]'
+	$(PIP) install -e '.[llama,mlx,dev]'
 	touch $@

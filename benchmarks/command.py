@@ -11,7 +11,7 @@ from pathlib import Path
 
 import machine
 import report
-from scenario import HERE, Options, Scenario
+from scenario import HERE, SMOLLM2, Options, Scenario
 
 IDLE_LOAD = 0.25
 """Load average per core, over which the machine is not idle."""
@@ -29,6 +29,9 @@ def main(known: list[Scenario], description: str) -> int:
         1 if parsed.quick else parsed.runs,
         quick=parsed.quick,
         slim_serve=parsed.slim_serve,
+        llama_server=parsed.llama_server,
+        llama_batched_bench=parsed.llama_batched_bench,
+        model=parsed.model,
         results=parsed.results.absolute(),
     )
     if not options.quick and os.getloadavg()[0] > IDLE_LOAD * (os.cpu_count() or 1):
@@ -46,6 +49,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=5, help="of each side, each with a fresh server (5)")
     parser.add_argument("--quick", action="store_true", help="one tiny run each: do the scripts work?")
     parser.add_argument("--slim-serve", metavar="PATH", help="slim-serve or its virtual environment; none: without it")
+    parser.add_argument("--llama-server", metavar="PATH", help="llama-server or its folder; none: without it")
+    parser.add_argument("--llama-batched-bench", metavar="PATH", help="the same of llama-batched-bench")
+    parser.add_argument("--model", metavar="PATH", default=SMOLLM2, help="of S5 to S8 and S11 (SmolLM2)")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="DIRECTORY")
     return parser
 

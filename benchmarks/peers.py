@@ -79,12 +79,14 @@ class Server:
     def log(self) -> str:
         return self._log_path.read_text()
 
+    readiness = "/readyz"
+
     def ready(self) -> bool:
-        """/readyz answers 200."""
+        """The path ``readiness`` answers 200."""
         self.check()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", self.readiness)
             return connection.getresponse().status == 200
         except OSError:
             return False
@@ -120,11 +122,12 @@ def _cpu_seconds(pid: int) -> float:
 
 
 class Slimproc(Server):
-    """``slimproc serve``, whose engines can be asked for over its admin socket."""
+    """``slimproc serve``, whose engines can be asked for over its admin socket. With a ``port``, it is not waited for."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "slimproc", "serve", "--port", "0", "--admin-socket", "{directory}/admin.sock"]
-        super().__init__("slimproc", [*command, *arguments], port=_SLIMPROC_PORT)
+    def __init__(self, *arguments: str, port: int = 0) -> None:
+        command = [sys.executable, "-m", "slimproc", "serve", "--port", str(port)]
+        command += ["--admin-socket", "{directory}/admin.sock", *arguments]
+        super().__init__("slimproc", command, port=port or _SLIMPROC_PORT)
 
     def processes(self) -> dict[str, int]:
         return {"front": self.process.pid, "engine": self.replica()["pid"]}
@@ -163,11 +166,17 @@ class OwnScript(Server):
         super().__init__(script, [sys.executable, str(HERE / script), *map(str, arguments)], port=port)
 
 
-def slim_serve(executable: Path, *, max_tokens: int) -> Server:
-    """The peer with its fake engine, as its documentation starts it; ``max_tokens`` is the longest answer it allows."""
+def free_port() -> int:
+    """One that nobody listened on a moment ago, for a server that cannot choose its own."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def slim_serve(executable: Path, *, max_tokens: int) -> Server:
+    """The peer with its fake engine, as its documentation starts it; ``max_tokens`` is the longest answer it allows."""
+    port = free_port()
     return Server(
         "slim-serve",
         [str(executable), "serve"],

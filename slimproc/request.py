@@ -1,10 +1,10 @@
-"""A request to generate, as every room after ``http/`` sees it; nothing here knows OpenAI's spelling."""
+"""A request's work, as every room after ``http/`` sees it; nothing here knows OpenAI's spelling."""
 
 from __future__ import annotations
 
 import enum
 import math
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -41,6 +41,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
 
 
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """What an answer must look like. Checked for size in ``http/``, compiled in the engine, which may still refuse it."""
+
+    kind: Literal["json_schema", "regex", "grammar", "choice"]
+    text: str
+    """A JSON Schema, a regular expression, a grammar (Lark's or llama.cpp's GBNF notation), a JSON array of texts."""
+    param: str
+    """The request's field that it came in, for errors."""
+
+
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Exact counts, made by the engine."""
 
@@ -69,6 +79,9 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
 
 
+GENERATE, EMBED, RERANK = "generate", "embed", "rerank"
+"""What a model can be asked for; its file says which."""
+
 Prompt = str | list[int] | ChatPrompt
 """Raw text (control tokens parsed), token ids, or a chat."""
 
@@ -85,9 +98,47 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None: to the end of the context."""
     stop: tuple[str, ...] = ()
     echo: bool = False
+    logprobs: int | None = None
+    """How many of the likeliest tokens to name beside each token's own log probability; None: no log probabilities."""
     sampling: SamplingParams = SamplingParams()
+    grammar: GrammarSpec | None = None
     deadline: Deadline = Deadline()
 
     @property
     def sequences(self) -> int:
         return len(self.prompts) * self.n
+
+    @property
+    def capability(self) -> str:
+        """What a model must be able to do for it (``ModelInfo.capabilities``)."""
+        return GENERATE
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One HTTP request for vectors, or for the ranks of documents; each prompt is one sequence, which generates nothing."""
+
+    n: ClassVar[int] = 1
+    id: str
+    model: str
+    """The configured name, not the caller's alias."""
+    prompts: list[Prompt]
+    """Texts or token ids; no chats."""
+    query: str | None = None
+    """Not None: what is wanted is how well each prompt answers it."""
+    dimensions: int | None = None
+    """The vectors' length; None: the model's own."""
+    names: list[str]
+    """What the caller calls each prompt (``input[3]``): an error names the one that it is about."""
+    deadline: Deadline = Deadline()
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def capability(self) -> str:
+        return EMBED if self.query is None else RERANK
+
+
+Work = GenerateRequest | EmbedRequest
+"""What admission queues. All have an id, a model, prompts, ``n``, a deadline and the capability that they need."""

@@ -40,4 +40,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None: chosen by the engine so that the front keeps its share of the cores."""
     gpu_layers: int | None = None
     """None: all of them where llama.cpp was built for a GPU, else none."""
+    pooling: str | None = None
+    """mean, cls or last: make vectors that way, whatever the file says. None: as it says; without a word it generates."""
     fake: FakeSettings = FakeSettings()

@@ -85,3 +85,26 @@ class TokenStream:
     @property
     def text(self) -> str:
         return "".join(self.parts)
+
+
+class VectorStream(TokenStream):
+    """A sequence whose end is a vector: little-endian float32, or a rank's one value."""
+
+    __slots__ = ("vector",)
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self.vector = bytearray()
+
+    def take_vector(self, part: bytes, usage: Usage | None, at_ns: int) -> None:
+        """``usage`` comes with the last part, and ends the stream. ``first_at_ns`` stays 0: nothing is told before."""
+        self.vector += part
+        if usage is not None and not self.ended:
+            self.last_at_ns = at_ns
+            self.finish = Finish.STOP
+            self.usage = usage
+            self._end()
+
+    def reset(self) -> None:
+        super().reset()
+        self.vector.clear()

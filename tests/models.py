@@ -56,11 +56,11 @@ def tiny_random(
     return _write(path, "tiny-random", shape, words, tensors, bos=bos)
 
 
-def scripted(path: Path, chunks: list[bytes] | None = None, *, context: int = 2048) -> Path:
+def scripted(path: Path, chunks: list[bytes] | None = None, *, context: int = 2048, least_size: int = 0) -> Path:
     """A model that answers any prompt with ``chunks``, each one token, and then ends. Chunks must all be different.
 
     Its hidden state is the last token, one-hot, and its output matrix says which token comes after which. At
-    temperature 1 each step goes as scripted with p = 0.998.
+    temperature 1 each step goes as scripted with p = 0.998. ``least_size``: values that the hidden state has at least.
     """
     words = [*CONTROL, *(_spelled(bytes([byte])) for byte in range(256)), "Ġt"]
     script = []
@@ -70,7 +70,7 @@ def scripted(path: Path, chunks: list[bytes] | None = None, *, context: int = 20
             words.append(word)
         script.append(words.index(word))
     assert len(set(script)) == len(script), "each token has one successor, so no chunk may come twice"
-    size = -(-len(words) // 64) * 64
+    size = -(-max(len(words), least_size) // 64) * 64
     successor = [script[0]] * len(words)
     for token, after in zip(script, [*script[1:], EOS], strict=True):
         successor[token] = after

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.models import tiny_random
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 60
 
@@ -23,7 +25,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one quick run of everything leaves behind."""
     directory = tmp_path_factory.mktemp("results")
-    ran = run("benchmarks/run.py", "--quick", "--slim-serve", "none", "--results", str(directory))
+    model = tiny_random(directory / "tiny.gguf")
+    peers = ("--slim-serve", "none", "--llama-server", "none", "--llama-batched-bench", "none")
+    ran = run("benchmarks/run.py", "--quick", "--model", str(model), *peers, "--results", str(directory))
     assert ran.returncode == 0, ran.stderr
     return directory
 
@@ -38,7 +42,7 @@ def document(results: Path, name: str) -> dict[str, Any]:
 def test_list_names_every_target_and_measures_nothing() -> None:
     ran = run("benchmarks/run.py", "--list", "--results", "/nowhere/at/all")
     assert ran.returncode == 0, ran.stderr
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["S1", "S2", "S3", "S4", "S12"]
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == [f"S{n}" for n in (*range(1, 9), 11, 12)]
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -109,9 +113,89 @@ def test_a_death_has_the_time_to_the_error_event_and_to_ready_beyond_the_load(re
         assert death["ready_ms"] == pytest.approx(death["beyond_load_ms"] + death["load_ms"], abs=0.1)
 
 
+MODEL_SCENARIOS = {
+    "llama-server": ("llama-server", ["2 streams of unequal lengths, 1 thread"]),
+    "batched-bench": ("llama-batched-bench", ["1 sequence, 1 thread", "2 sequences, 1 thread"]),
+    "known-prompt": ("llama-server", ["seen before", "never seen"]),
+    "start": ("llama-server", ["exec to the first token, 1 thread"]),
+}
+
+
+@pytest.mark.parametrize("name", MODEL_SCENARIOS)
+def test_a_real_model_is_measured_without_the_peer_and_the_result_says_how_to_get_that(
+    results: Path, name: str
+) -> None:
+    peer, labels = MODEL_SCENARIOS[name]
+    comparisons = document(results, name)["comparisons"]
+    assert len(comparisons) == len(labels)
+    for comparison, label in zip(comparisons, labels, strict=True):
+        assert comparison["label"].startswith(label)
+        assert min(comparison["values"]["slimproc"]) > 0
+        assert comparison["values"][peer] == []
+        assert comparison["ratio"] is None
+        assert comparison["met"] is None
+    assert f"{peer} is not installed" in comparisons[0]["note"]
+    assert "benchmarks/README.md" in comparisons[0]["note"]
+
+
+def test_a_models_rate_counts_the_tokens_that_were_asked_for(results: Path) -> None:
+    (comparison,) = document(results, "llama-server")["comparisons"]
+    (seen,) = comparison["runs"]
+    assert seen["tokens_per_s"] == pytest.approx(seen["tokens"] / seen["wall_s"], rel=1e-3)
+    assert len(seen["first_token_s"]) == 4
+    assert 4 * 4 <= seen["tokens"] <= 4 * 8
+    assert set(seen["cpu_ms_per_token"]) == {"front", "engine"}
+
+
+def test_the_engine_alone_says_where_its_steps_went(results: Path) -> None:
+    for comparison in document(results, "batched-bench")["comparisons"]:
+        (seen,) = comparison["runs"]
+        assert [row["sequences"] for row in seen["rows"]] == [1, 2]
+        for row in seen["rows"]:
+            assert set(row["parts"]) == {"fill", "decode", "sample"}
+            assert 0 < sum(row["parts"].values()) < 1
+
+
+def test_a_prompt_is_taken_from_cache_when_it_comes_again_and_only_then(results: Path) -> None:
+    known, unseen = document(results, "known-prompt")["comparisons"]
+    assert known["lower_is_better"]
+    (seen,) = known["runs"]
+    for tokens, (first, *again) in zip(seen["prompt_tokens"], seen["cached_tokens"], strict=True):
+        assert first < tokens / 2
+        assert again == [tokens - 1] * len(again)
+    assert unseen["target"] is None
+
+
+def test_two_replicas_and_one_are_asked_the_same(results: Path) -> None:
+    (comparison,) = document(results, "prefix-affinity")["comparisons"]
+    two, one = comparison["runs"]
+    assert (two["side"], one["side"]) == ("slimproc", "one replica")
+    assert two["prompt_tokens"] == one["prompt_tokens"]
+    assert (len(two["replicas"]), len(one["replicas"])) == (2, 1)
+    for seen in (two, one):
+        assert seen["cached_percent"] == pytest.approx(seen["cached_tokens"] / seen["prompt_tokens"] * 100, rel=1e-3)
+        assert 0 < seen["cached_percent"] < 100
+
+
+@pytest.mark.parametrize("program", ["llama-server", "llama-batched-bench"])
+def test_a_program_of_llama_cpp_that_is_not_at_its_given_path_is_refused(tmp_path: Path, program: str) -> None:
+    path = str(tmp_path / "x")
+    ran = run("benchmarks/engines.py", "S5", "S6", "--quick", f"--{program}", path, "--results", str(tmp_path))
+    assert ran.returncode == 1
+    assert path in ran.stderr
+
+
+def test_a_model_that_is_not_there_fails_its_scenarios_and_leaves_no_result(tmp_path: Path) -> None:
+    arguments = ("S7", "--quick", "--model", str(tmp_path / "x"), "--llama-server", "none")
+    ran = run("benchmarks/prefix.py", *arguments, "--results", str(tmp_path))
+    assert ran.returncode == 1
+    assert "failed: known-prompt" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_page_has_a_section_for_every_scenario_and_marks_quick_runs(results: Path) -> None:
     page = (results / "README.md").read_text()
     assert [line.split(":")[0] for line in page.splitlines() if line.startswith("## ")] == [
-        "## S1", "## S2", "## S3", "## S4", "## S12",
-    ]  # fmt: skip
-    assert page.count("quick run") == 5
+        f"## S{n}" for n in (*range(1, 9), 11, 12)
+    ]
+    assert page.count("quick run") == 10

@@ -60,8 +60,10 @@ def imports(path: Path) -> Iterator[str]:
             assert node.module is not None
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if (ROOT.parent / whole.replace(".", "/")).with_suffix(".py").exists() else (
-                    whole if (ROOT.parent / whole.replace(".", "/")).is_dir() else node.module
+                yield (
+                    whole
+                    if (ROOT.parent / whole.replace(".", "/")).with_suffix(".py").exists()
+                    else (whole if (ROOT.parent / whole.replace(".", "/")).is_dir() else node.module)
                 )
 
 

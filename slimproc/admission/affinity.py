@@ -49,10 +49,14 @@ class PrefixMemory:
         return len(self._chains)
 
     def note(self, sent: Chain) -> None:
-        """A prompt was sent; it takes the place of one that it continues, or else of the oldest."""
+        """A prompt was sent; it takes the place of one that it shares at least half of, or else of the oldest.
+
+        As in the engine, where a slot is taken over by a prompt that begins with most of its tokens: many endings to one
+        beginning take one place, and do not push out other beginnings.
+        """
         if not sent:
             return
-        known = next((known for known in self._chains if known == sent[: len(known)]), None)
+        known = next((known for known in self._chains if _shares_half(known, sent)), None)
         if known is not None:
             self._forget(known)
         elif len(self._chains) >= self._slots:
@@ -68,3 +72,9 @@ class PrefixMemory:
     def longest(self, wanted: Sequence[int]) -> int:
         """How many blocks of a prompt's beginning are remembered. A hash says all of the text before it, too."""
         return next((count for count in range(len(wanted), 0, -1) if wanted[count - 1] in self._blocks), 0)
+
+
+def _shares_half(known: Chain, sent: Chain) -> bool:
+    """Whether ``sent`` begins with at least half of ``known``'s blocks: a hash says all of the text before it, too."""
+    last = (len(known) - 1) // 2
+    return last < len(sent) and known[last] == sent[last]

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ from slimproc.replicas.incarnation import Incarnation
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.states import ReplicaState
 from slimproc.replicas.supervisor import Supervisor
-from slimproc.request import GenerateRequest
+from slimproc.request import GENERATE, Work
 from slimproc.stream import TokenStream
 
 log = logs.get("slimproc.generation")
@@ -87,7 +87,7 @@ class AdmissionController:
 
     # --- the way in ---------------------------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, streams: list[TokenStream]) -> Generation:
+    def submit(self, request: Work, streams: Sequence[TokenStream]) -> Generation:
         """Admit a request or refuse it at once. Raises Overloaded, ServiceUnavailable or ShuttingDown.
 
         The caller must ``close()`` what it gets, whatever happens.
@@ -146,8 +146,9 @@ class AdmissionController:
             if generation.request.deadline.remaining(time.monotonic()) <= 0:
                 generation.expire()  # its timer is due in this very turn: no engine is to hear of it
                 continue
-            # With one replica there is nothing to choose by.
-            prefix = affinity.chain(generation.next_prompt) if len(replicas) > 1 else ()
+            # With one replica there is nothing to choose by, and only generating keeps what was read.
+            remembers = len(replicas) > 1 and generation.request.capability == GENERATE
+            prefix = affinity.chain(generation.next_prompt) if remembers else ()
             place = policy.choose([self._view_for(prefix, replica) for replica in replicas])
             if place is None:
                 return
@@ -284,8 +285,9 @@ def _log(generation: Generation) -> None:
         request_id=generation.request.id,
         model=generation.request.model,
         replica=generation.engine_name,
+        task=generation.request.capability,
         outcome=generation.outcome,
-        finish_reason=",".join(stream.finish.reason for stream in streams if stream.ended and not stream.error),
+        finish_reason=_finish_reasons(generation),
         prompt_tokens=sum(stream.usage.prompt_tokens for stream in streams),
         completion_tokens=sum(stream.completion_tokens for stream in streams),
         cached_tokens=sum(stream.usage.cached_tokens for stream in streams),
@@ -294,6 +296,13 @@ def _log(generation: Generation) -> None:
         duration_ms=_ms(times.ended - times.arrived),
         reason=_reason(generation.error),
     )
+
+
+def _finish_reasons(generation: Generation) -> str | None:
+    """One a choice; None for what generates nothing, and so cannot end in more than one way."""
+    if generation.request.capability != GENERATE:
+        return None
+    return ",".join(stream.finish.reason for stream in generation.streams if stream.ended and not stream.error)
 
 
 def _reason(error: SlimprocError | None) -> str | None:

@@ -9,26 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from slimproc import logs
+from slimproc.admission.fit import refusal
 from slimproc.chat.templates import Rendered
 from slimproc.errors import (
-    ContextLengthExceeded,
     DeadlineExceeded,
     EngineCrashed,
     EngineCrashedTwice,
     InternalError,
-    InvalidRequest,
     SlimprocError,
 )
 from slimproc.ipc import wire
 from slimproc.replicas.incarnation import Slot
-from slimproc.request import ChatPrompt, GenerateRequest, Prompt
+from slimproc.request import ChatPrompt, EmbedRequest, Prompt, Work
 from slimproc.stream import TokenStream
 
 log = logs.get("slimproc.generation")
@@ -59,10 +58,10 @@ class Timeline:
 class Generation:
     """``streams`` has one entry a sequence, in the order of the answer's choices."""
 
-    def __init__(self, request: GenerateRequest, streams: list[TokenStream], owner: Owner, render: Render) -> None:
+    def __init__(self, request: Work, streams: Sequence[TokenStream], owner: Owner, render: Render) -> None:
         assert len(streams) == request.sequences
         self.request = request
-        self.streams = streams
+        self.streams = list(streams)
         self.times = Timeline(arrived=time.monotonic())
         self.error: SlimprocError | None = None
         self.outcome = ""
@@ -112,8 +111,8 @@ class Generation:
         self._slots[index] = slot
         if not self.started:
             self.times.granted = time.monotonic()
-            if (refusal := _refusal(self.request, slot.model)) is not None:
-                self.fail(refusal)
+            if (misfit := refusal(self.request, slot.model)) is not None:
+                self.fail(misfit)
                 return
         if not self._needs_rendering:
             self._start(index)
@@ -175,8 +174,10 @@ class Generation:
         self.engine_name = slot.engine_name
         slot.start(stream, lambda rid: self._submit(rid, index))
 
-    def _submit(self, rid: int, index: int) -> wire.Submit:
+    def _submit(self, rid: int, index: int) -> wire.Start:
         request = self.request
+        if isinstance(request, EmbedRequest):
+            return _embed(request, rid, index)
         which, choice = divmod(index, request.n)
         prompt = request.prompts[which]
         chat = isinstance(prompt, ChatPrompt)
@@ -196,7 +197,9 @@ class Generation:
             max_tokens=request.max_tokens,
             stop=request.stop,
             echo=request.echo,
+            logprobs=request.logprobs,
             sampling=sampling,
+            grammar=request.grammar,
         )
 
     # --- ending -------------------------------------------------------------------------------------------------------
@@ -257,23 +260,12 @@ class Generation:
         self._owner.ended(self)
 
 
-def _refusal(request: GenerateRequest, model: wire.ModelInfo) -> InvalidRequest | None:
-    """What the model's numbers say against prompts of token ids. The engine says it, too, but of one prompt after the
-    other: the stream of a list would have begun with the first by the time the last is refused.
-    """
-    for prompt in request.prompts:
-        if isinstance(prompt, list):
-            if len(prompt) >= model.context:
-                return ContextLengthExceeded(
-                    f"this model's context is {model.context} tokens, and the prompt alone has {len(prompt)}",
-                    param="prompt",
-                )
-            if (highest := max(prompt, default=0)) >= model.vocab_size:
-                return InvalidRequest(
-                    f"token id {highest} is not in this model's vocabulary (0 to {model.vocab_size - 1})",
-                    param="prompt",
-                )
-    return None
+def _embed(request: EmbedRequest, rid: int, index: int) -> wire.Embed:
+    prompt = request.prompts[index]
+    assert not isinstance(prompt, ChatPrompt)
+    return wire.Embed(
+        rid=rid, prompt=prompt, name=request.names[index], query=request.query, dimensions=request.dimensions
+    )
 
 
 _OUTCOMES = {

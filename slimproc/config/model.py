@@ -76,6 +76,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: Annotated[int | None, integer(8, 1 << 24)] = None
     threads: Annotated[int | None, integer(1, 1024)] = None
     gpu_layers: Annotated[int | None, integer(0, 10_000)] = None
+    pooling: Annotated[Literal["mean", "cls", "last"] | None, choice("mean", "cls", "last")] = None
+    """llama_cpp only. None: the file decides whether the model makes vectors, and how."""
     max_queue: Annotated[int, integer(0, 1_000_000)] = 32
     """Requests (not sequences) that may wait for this model. 0: only what can start at once is taken."""
     max_tokens_limit: Annotated[int | None, integer(1, 1 << 24)] = None
@@ -99,6 +101,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             context=self.context,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            pooling=self.pooling,
             fake=self.fake,
         )
 

@@ -97,6 +97,8 @@ def _check(entry: Entry, values: Mapping[str, Any], places: Mapping[str, Given],
         problems.append(at(places["path"], "the fake backend has no file"))
     if backend not in ("fake", None) and "path" not in entry.keys:
         problems.append(at(entry.place, f"its path is missing: backend {backend} needs one"))
+    if backend not in ("llama_cpp", None) and "pooling" in places:
+        problems.append(at(places["pooling"], f"only llama_cpp takes it, and this model's backend is {backend}"))
     context, slots = values.get("context", 0), values.get("slots", 4)
     if context * slots > MAX_CELLS:
         problems.append(

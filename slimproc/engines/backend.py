@@ -7,12 +7,15 @@ limits. ``sequence.py`` turns its bytes into text and decides where a sequence e
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from slimproc.errors import LoadFailed
 
 if TYPE_CHECKING:
+    from slimproc.engines.grammar.vocabulary import GrammarVocabulary
+    from slimproc.engines.pooled import PooledSequence
+    from slimproc.engines.scores import Score
     from slimproc.engines.sequence import Sequence
     from slimproc.ipc.wire import ModelInfo
     from slimproc.settings import EngineSettings
@@ -26,6 +29,29 @@ class Produced(NamedTuple):
     end: bool = False
 
 
+class Embedded(NamedTuple):
+    """All that comes of a pooled sequence: little-endian float32, of length 1 (an L2 norm), or a rank's one value."""
+
+    sequence: PooledSequence
+    vector: bytes
+
+
+class Scored(NamedTuple):
+    """``Produced`` for a sequence that has ``scores``; the log probability of an end without a piece is not read."""
+
+    sequence: Sequence
+    score: Score
+    end: bool = False
+
+
+class PromptScored(NamedTuple):
+    """The next of the prompt's own tokens, for a sequence that ``scores_prompt``; the ``last`` before any of the answer."""
+
+    sequence: Sequence
+    scores: list[Score]
+    last: bool
+
+
 class SequenceFailed(NamedTuple):
     """One sequence cannot go on; its neighbours can."""
 
@@ -33,8 +59,15 @@ class SequenceFailed(NamedTuple):
     message: str
 
 
+Event = Produced | Scored | PromptScored | Embedded | SequenceFailed
+
+
 class Backend(Protocol):
-    """Who may call: the engine's one thread. Errors: see each method; anything else is a bug and ends the engine."""
+    """Who may call: the engine's one thread. Errors: see each method; anything else is a bug and ends the engine.
+
+    ``gives_logprobs`` and ``gives_prompt_logprobs`` are attributes that may be absent, which is False: then sequences
+    that ask for them are refused before they come here.
+    """
 
     @property
     def poll_interval(self) -> float | None:
@@ -53,7 +86,21 @@ class Backend(Protocol):
     def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
         """Token ids of a rendered chat: control tokens are parsed everywhere but in the character spans ``literals``."""
 
+    def tokenize_input(self, text: str, *, query: str | None) -> list[int]:
+        """Token ids of a text whose vector is wanted, or of ``query`` and a document; control tokens are not parsed.
+
+        Asked only of a backend whose ModelInfo says that it can embed or rerank, as are pooled sequences.
+        """
+
     def detokenize(self, tokens: list[int]) -> bytes: ...
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """What compiling grammars takes; asked once, from another thread, while steps go on.
+
+        Raises InvalidRequest for a backend that follows none. One that gives it follows ``sequence.grammar``: it
+        chooses among what ``mask`` allows, ``accept``s the choice unless it is an end, and says ``end`` with the token
+        that leaves the grammar ``stopped``.
+        """
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence join the batch from the next step on. Its prompt fits; a slot is free.
@@ -64,8 +111,12 @@ class Backend(Protocol):
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence at any stage, between two steps."""
 
-    def step(self) -> list[Produced | SequenceFailed]:
-        """Advance the whole batch by one call of the model: at most one token a sequence, none while it prefills."""
+    def step(self) -> Iterable[Event]:
+        """Advance the whole batch by one call of the model: at most one token a sequence, none while it prefills.
+
+        A sequence whose limit is 0 is here for its ``PromptScored`` only. A pooled sequence ends with its one Embedded;
+        which of those share a call is the backend's to say.
+        """
 
     def close(self) -> None: ...
 

@@ -8,7 +8,9 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from slimproc.engines.backend import SequenceFailed
+from slimproc.engines.backend import Embedded, Produced, PromptScored, Scored, SequenceFailed
+from slimproc.engines.grammar.compiler import GrammarCompiler
+from slimproc.engines.pooled import PooledSequence, frames
 from slimproc.engines.sequence import Sequence
 from slimproc.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from slimproc.ipc import wire
@@ -49,6 +51,10 @@ class EngineLoop:
         self._publisher = publisher
         self._step_limit = step_limit
         self._sequences: dict[int, Sequence] = {}
+        self._grammars: GrammarCompiler | None = None
+        """From the first request that needs it."""
+        self._awaiting: dict[int, tuple[Sequence, wire.Submit]] = {}
+        """Sequences that have their slot and wait for their grammar before they join the batch."""
         self._pending: list[wire.Tok] = []
         """Items that arose between two steps (an echo, a cancellation); they go out with the next frame."""
         self._stopping = False
@@ -63,10 +69,14 @@ class EngineLoop:
         """Say READY, which only the loop that will do the work may say, and serve until Shutdown or until the front is
         gone. An exception is a bug, and ends the process.
         """
-        with contextlib.suppress(ControlClosed):
-            self._say(self._ready)
-            while self._take_commands():
-                self._step()
+        try:
+            with contextlib.suppress(ControlClosed):
+                self._say(self._ready)
+                while self._take_commands():
+                    self._step()
+        finally:
+            if self._grammars is not None:
+                self._grammars.close()
 
     # --- commands ---------------------------------------------------------------------------------------------
 
@@ -78,6 +88,8 @@ class EngineLoop:
                 continue
             if self._poll.poll(timeout_ms):
                 self._handle_commands()
+                if self._grammars is not None:  # also what nobody awaits any more: it keeps the poll from sleeping
+                    self._take_grammars(self._grammars)
             break
         return not self._stopping
 
@@ -85,7 +97,7 @@ class EngineLoop:
         """How long to wait for commands, in milliseconds; None: until one comes."""
         if not self._sequences:
             self._go_idle()
-            return None
+            return _LONGEST_WAIT * 1000 if self._awaiting else None
         wait = self._backend.poll_interval
         return 0.0 if wait is None else min(max(wait, 0.0), _LONGEST_WAIT) * 1000
 
@@ -99,6 +111,8 @@ class EngineLoop:
         match command:
             case wire.Submit():
                 self._submit(command)
+            case wire.Embed():
+                self._embed(command)
             case wire.Cancel(rid):
                 self._cancel(rid)
             case wire.Tokenize() | wire.Detokenize():
@@ -111,14 +125,44 @@ class EngineLoop:
     def _submit(self, command: wire.Submit) -> None:
         try:
             sequence = self._accept(command)
-            if sequence.limit:
+            if command.grammar is not None and sequence.limit:
+                sequence.grammar = self._compiler().request(command.rid, command.grammar)
+                if sequence.grammar is None:
+                    self._awaiting[command.rid] = sequence, command
+                    return
+        except (InvalidRequest, EngineError) as error:
+            self._fail(command.rid, error.code, error.message, error.param)
+            return
+        self._join(sequence, command)
+
+    def _compiler(self) -> GrammarCompiler:
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._backend.grammar_vocabulary)
+            self._poll.register(self._grammars.fd, select.POLLIN)
+        return self._grammars
+
+    def _take_grammars(self, grammars: GrammarCompiler) -> None:
+        for rid, outcome in grammars.done():
+            sequence, command = self._awaiting.pop(rid)
+            if isinstance(outcome, InvalidRequest | EngineError):
+                self._fail(rid, outcome.code, outcome.message, outcome.param)
+                continue
+            sequence.grammar = outcome
+            self._join(sequence, command)
+
+    def _join(self, sequence: Sequence, command: wire.Submit) -> None:
+        joins = sequence.limit > 0 or sequence.scores_prompt
+        try:
+            if joins:
                 self._backend.add(sequence)
         except (InvalidRequest, EngineError) as error:
             self._fail(command.rid, error.code, error.message, error.param)
             return
-        if command.echo:
+        if sequence.scores_prompt:
+            sequence.echo_text = self._prompt_text(command)  # it goes out once the prompt was evaluated
+        elif command.echo:
             self._pending.append(wire.Tok(command.rid, self._prompt_text(command), 0))
-        if sequence.limit:
+        if joins:
             self._sequences[command.rid] = sequence
             self._phase = 0
         else:
@@ -126,7 +170,7 @@ class EngineLoop:
             self._publish_pending()
 
     def _accept(self, command: wire.Submit) -> Sequence:
-        if len(self._sequences) >= self._model.slots:
+        if len(self._sequences) + len(self._awaiting) >= self._model.slots:
             raise EngineError("the engine has no free slot")
         prompt = self._prompt_tokens(command)
         if not prompt:
@@ -136,7 +180,37 @@ class EngineLoop:
                 f"this model's context is {self._model.context} tokens, and the prompt alone has {len(prompt)}",
                 param="messages" if command.chat else "prompt",
             )
-        return Sequence(command, prompt, self._model.context)
+        sequence = Sequence(command, prompt, self._model.context)
+        able = "gives_prompt_logprobs" if sequence.scores_prompt else "gives_logprobs"
+        if sequence.scores is not None and not getattr(self._backend, able, False):
+            what = "logprobs with echo are" if sequence.scores_prompt else "logprobs are"
+            raise InvalidRequest(f"logprobs: {what} not supported for this model", param="logprobs")
+        return sequence
+
+    def _embed(self, command: wire.Embed) -> None:
+        try:
+            sequence = self._accept_input(command)
+            self._backend.add(sequence)
+        except (InvalidRequest, EngineError) as error:
+            self._fail(command.rid, error.code, f"{command.name}: {error.message}", command.name)
+            return
+        self._sequences[command.rid] = sequence
+        self._phase = 0
+
+    def _accept_input(self, command: wire.Embed) -> PooledSequence:
+        if len(self._sequences) + len(self._awaiting) >= self._model.slots:
+            raise EngineError("the engine has no free slot")
+        prompt = command.prompt
+        if isinstance(prompt, str):
+            prompt = self._backend.tokenize_input(prompt, query=command.query)
+        if not prompt:
+            raise InvalidRequest("the text has no tokens")
+        self._check_ids(prompt, command.name)
+        if len(prompt) > self._model.context:  # nothing is generated, so all of it may be the prompt's
+            raise ContextLengthExceeded(
+                f"this model's context is {self._model.context} tokens, and this has {len(prompt)}"
+            )
+        return PooledSequence(command, prompt, self._model.context)
 
     def _prompt_tokens(self, command: wire.Submit) -> list[int]:
         if isinstance(command.prompt, str):
@@ -162,10 +236,14 @@ class EngineLoop:
 
     def _cancel(self, rid: int) -> None:
         sequence = self._sequences.pop(rid, None)
-        if sequence is None:
+        if sequence is not None:
+            self._backend.remove(sequence)
+            self._phase = 0
+        elif rid in self._awaiting:
+            self._compiler().cancel(rid)
+            sequence, _ = self._awaiting.pop(rid)
+        else:
             return  # it ended while the command was on its way
-        self._backend.remove(sequence)
-        self._phase = 0
         self._pending.append(sequence.end(Finish.CANCELLED))
         self._publish_pending()
 
@@ -194,19 +272,24 @@ class EngineLoop:
 
     def _step(self) -> None:
         if not self._sequences:
+            if self._awaiting:  # a compilation has a deadline of its own; to wait for it is no stall
+                self._mark_step(time.monotonic_ns())
             return
         self._note_phase()
         produced = self._backend.step()
         now = time.monotonic_ns()
-        self._steps += 1
-        self._ring.mark_step(self._steps, now)
+        self._mark_step(now)
         self._rearm(now)
         items, self._pending = self._pending, []
-        failed: list[SequenceFailed] = []
+        scored: list[wire.ScoredTok] = []
+        ended: list[Embedded | SequenceFailed] = []
         for event in produced:
-            if isinstance(event, SequenceFailed):
+            if not isinstance(event, Produced):
+                if isinstance(event, Scored | PromptScored):
+                    scored += self._take_scored(event)
+                    continue
                 self._retire(event.sequence)
-                failed.append(event)
+                ended.append(event)
                 continue
             sequence, piece, end = event
             item = sequence.advance(piece, end)
@@ -216,17 +299,40 @@ class EngineLoop:
                     self._retire(sequence)
                 elif sequence.generated == 1:
                     self._phase = 0
-        if items:
-            self._publisher.publish(wire.Step(now, items))
+        if items or scored:
+            self._publisher.publish(wire.Step(now, items, scored or None))
         elif self._publisher.backlog:
             self._publisher.flush()
-        for sequence, message in failed:  # only now, since publishing may wait, and who waits hears commands
-            self._fail(sequence.rid, EngineError.code, message)
+        for event in ended:  # only now, since publishing may wait, and who waits hears commands
+            self._publish_end(event)
+
+    def _mark_step(self, now: int) -> None:
+        self._steps += 1
+        self._ring.mark_step(self._steps, now)
+
+    def _take_scored(self, event: Scored | PromptScored) -> list[wire.ScoredTok]:
+        sequence = event.sequence
+        if isinstance(event, Scored):
+            items = sequence.advance_scored(event.score, event.end)
+        else:
+            items = sequence.echo_scored(event.scores, last=event.last)
+        if items and items[-1].finish:
+            self._retire(sequence)
+        elif sequence.generated == 1:
+            self._phase = 0
+        return items
 
     def _retire(self, sequence: Sequence) -> None:
         del self._sequences[sequence.rid]
         self._backend.remove(sequence)
         self._phase = 0
+
+    def _publish_end(self, event: Embedded | SequenceFailed) -> None:
+        if isinstance(event, SequenceFailed):
+            self._fail(event.sequence.rid, EngineError.code, event.message)
+            return
+        for part in frames(event.sequence, event.vector, self._ring.max_payload):
+            self._publisher.publish_event(part)
 
     def _fail(self, rid: int, code: str, message: str, param: str | None = None) -> None:
         self._publish_pending()

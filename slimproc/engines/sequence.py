@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slimproc.engines.scores import Score, Scorekeeper
 from slimproc.engines.text import TextAssembler
-from slimproc.ipc.wire import Tok
+from slimproc.ipc.wire import ScoredTok, Tok
 from slimproc.request import Finish, SamplingParams, Usage
 
 if TYPE_CHECKING:
+    from slimproc.engines.grammar.matcher import GrammarMatcher
     from slimproc.ipc.wire import Submit
 
 
@@ -16,7 +18,8 @@ class Sequence:
     """One generation. The backend reads ``prompt`` and ``sampling`` and writes ``cached_tokens``; no one else does."""
 
     __slots__ = (
-        "_push", "_quick", "cached_tokens", "generated", "limit", "prompt", "prompt_text", "rid", "sampling", "state", "text", "unsaid",
+        "_push", "_quick", "cached_tokens", "echo_text", "generated", "grammar", "limit", "logprobs", "prompt",
+        "prompt_text", "rid", "sampling", "scores", "scores_prompt", "state", "text", "unsaid",
     )  # fmt: skip
 
     def __init__(self, command: Submit, prompt: list[int], context: int) -> None:
@@ -29,6 +32,15 @@ class Sequence:
         room = context - len(prompt)
         self.limit = room if command.max_tokens is None else min(command.max_tokens, room)
         """Tokens that may be generated: by our own count, since a full KV cache refuses the whole batch."""
+        self.logprobs = command.logprobs
+        """How many alternatives each token is to name; None: it gets no log probability at all."""
+        self.scores_prompt = command.echo and command.logprobs is not None
+        """The backend evaluates the whole prompt for it, whatever it has cached, and gives ``PromptScored``."""
+        self.echo_text = ""
+        """What the caller is to hear of the prompt with its log probabilities; set before the sequence joins a batch."""
+        self.grammar: GrammarMatcher | None = None
+        """What the answer must look like; set before the sequence joins a batch, and then the backend's to follow."""
+        self.scores = None if command.logprobs is None else Scorekeeper()
         self.text = TextAssembler(command.stop)
         self._push = self.text.push
         self._quick = self.text.plain
@@ -45,7 +57,7 @@ class Sequence:
 
         ``end`` with an empty piece is the model's own end-of-generation token, which is not counted; any other token
         is, also one without text (a control token that is not the end). A piece that fills the limit says LENGTH even
-        when the model would have ended there, since nobody asked it.
+        when the model would have ended there, since nobody asked it; but a grammar knows when it is complete.
         """
         if self._quick and not end and self.generated + 1 < self.limit:
             try:
@@ -65,7 +77,7 @@ class Sequence:
         text = self._push(piece)
         if self.text.stopped or end or self.generated >= self.limit:
             self.unsaid += 1
-            stop = self.text.stopped or (end and self.generated < self.limit)
+            stop = self.text.stopped or (end and (self.generated < self.limit or self.grammar is not None))
             return self._finish(Finish.STOP if stop else Finish.LENGTH, text)
         if not text:
             self.unsaid += 1
@@ -74,6 +86,22 @@ class Sequence:
         tokens, self.unsaid = self.unsaid + 1, 0
         self._quick = self.text.plain
         return Tok(self.rid, text, tokens)
+
+    def advance_scored(self, score: Score, end: bool) -> list[ScoredTok]:  # noqa: FBT001  # as ``advance``
+        """Take one token with its log probability, of a sequence that has ``scores``. Returns what the front should
+        hear now; nothing while the text is held back.
+        """
+        assert self.scores is not None
+        if score.piece or not end:
+            self.scores.note(score, self.text.waiting)
+        item = self.advance(score.piece, end)
+        return [] if item is None else self.scores.release(item, stopped=self.text.stopped)
+
+    def echo_scored(self, scores: list[Score], *, last: bool) -> list[ScoredTok]:
+        """A part of the prompt's echo with its log probabilities; the ``last`` ends a sequence that was here for no more."""
+        assert self.scores is not None
+        items = self.scores.echo(self.rid, self.echo_text, scores, last=last)
+        return [*items, *self.scores.release(self.end(Finish.LENGTH))] if last and not self.limit else items
 
     def end(self, finish: Finish) -> Tok:
         """The terminal event of a sequence that ends between two tokens (cancelled, or nothing to generate)."""

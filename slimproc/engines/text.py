@@ -31,6 +31,11 @@ class TextAssembler:
         """There are no stop strings, and no half of a character waits: the next whole characters are certain."""
         return not self._stops and not self._decoder.buffer
 
+    @property
+    def waiting(self) -> int:
+        """Whole characters that are held back."""
+        return len(self._held)
+
     def push(self, piece: bytes) -> str:
         """The text that is certain after ``piece``; empty while a character or a possible stop string is incomplete.
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from slimproc.http import admin, health, middleware
 from slimproc.http.body import expect_handler
 from slimproc.http.gateway import Gateway
-from slimproc.http.openai import chat, completions, models, tokens
+from slimproc.http.openai import chat, completions, embeddings, models, rerank, tokens
 from slimproc.http.protocol import JsonAppRunner
 
 KEEPALIVE_TIMEOUT: Final = 75.0
@@ -20,7 +20,7 @@ ADMIN_BODY_LIMIT: Final = 64 * 1024
 def public_app(gateway: Gateway) -> web.Application:
     """The routes of ``listen``."""
     limit = gateway.config.max_json_body
-    modules = (completions, chat, models, tokens, health)
+    modules = (completions, chat, embeddings, rerank, models, tokens, health)
     return _app([route for module in modules for route in module.routes(gateway)], body_limit=limit)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 from aiohttp import web
 
@@ -16,11 +17,13 @@ from slimproc.http.body import read_json_body
 from slimproc.http.disconnects import DisconnectSweeper
 from slimproc.http.generate import Answerer
 from slimproc.http.middleware import request_id
-from slimproc.http.openai.call import Call
+from slimproc.http.openai.call import Call, VectorCall
 from slimproc.ipc import wire
 from slimproc.metrics import Metrics
 from slimproc.replicas.supervisor import Supervisor
-from slimproc.request import Deadline, GenerateRequest
+from slimproc.request import Deadline, EmbedRequest, GenerateRequest
+
+V = TypeVar("V", bound=VectorCall)
 
 QUESTION_LIMIT = 10.0
 """Seconds that an engine has to answer a question between two steps."""
@@ -43,7 +46,11 @@ class Gateway:
     async def read_body(self, http: web.Request) -> bytes:
         return await read_json_body(http, limit=self.config.max_json_body, timeout=self.config.body_timeout)
 
-    async def receive(self, http: web.Request, parse: Callable[[bytes], Call]) -> tuple[Call, GenerateRequest]:
+    @overload
+    async def receive(self, http: web.Request, parse: Callable[[bytes], Call]) -> tuple[Call, GenerateRequest]: ...
+    @overload
+    async def receive(self, http: web.Request, parse: Callable[[bytes], V]) -> tuple[V, EmbedRequest]: ...
+    async def receive(self, http: web.Request, parse: Callable[[bytes], Call | VectorCall]) -> tuple[Any, Any]:
         """Read and check everything that can be checked without the model; what is refused here is counted here.
 
         The one deadline counts from now: a slow body is the caller's own time.
@@ -54,7 +61,7 @@ class Gateway:
             call = parse(await self.read_body(http))
             model = self.config.resolve_model(call.model)
             deadline = Deadline.after(_time_limit(http, model), arrived)
-            return call, call.generate(request_id=request_id(http), model=model, deadline=deadline)
+            return call, call.work(request_id=request_id(http), model=model, deadline=deadline)
         except SlimprocError as error:
             self.metrics.reject(model.name if model else None, error)
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -13,10 +15,11 @@ from slimproc.errors import SlimprocError
 from slimproc.http.disconnects import DisconnectSweeper
 from slimproc.http.errors import sse_error
 from slimproc.http.openai.format import AnswerFormat
+from slimproc.http.scored import ScoredEventStream, ScoredStream
 from slimproc.http.sse import DONE, KEEPALIVE, EventClient, EventStream
 from slimproc.metrics import Metrics
-from slimproc.request import GenerateRequest
-from slimproc.stream import TokenStream
+from slimproc.request import EmbedRequest, GenerateRequest, Work
+from slimproc.stream import TokenStream, VectorStream
 
 WRITE_LIMIT: Final = 30.0
 """Seconds in which a client must take the end of its answer."""
@@ -26,6 +29,9 @@ _HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold the stream back until its end
 }
+
+VectorFormat = Callable[[list[VectorStream]], Awaitable[bytes]]
+"""Makes the whole answer. Async, since that may take so long that others must have a turn meanwhile."""
 
 
 class Answerer:
@@ -47,14 +53,27 @@ class Answerer:
 
     async def joined(self, http: web.Request, request: GenerateRequest, answer: AnswerFormat) -> web.StreamResponse:
         """Generate to the end, then answer. Raises what becomes the status."""
-        streams = [TokenStream(index) for index in range(request.sequences)]
+        kind = TokenStream if request.logprobs is None else ScoredStream
+        streams = [kind(index) for index in range(request.sequences)]
+        async with self._finished(http, request, streams):
+            return await _write(http, answer.body(streams))
+
+    async def vectors(self, http: web.Request, request: EmbedRequest, answer: VectorFormat) -> web.StreamResponse:
+        """Compute every vector, then answer. Raises what becomes the status."""
+        streams = [VectorStream(index) for index in range(request.sequences)]
+        async with self._finished(http, request, streams):
+            return await _write(http, await answer(streams))
+
+    @contextlib.asynccontextmanager
+    async def _finished(self, http: web.Request, request: Work, streams: Sequence[TokenStream]) -> AsyncIterator[None]:
+        """Inside, the work is done and its client still watched."""
         generation = self._admission.submit(request, streams)
-        try:
-            with self._sweeper.watching(http.transport):
+        with self._sweeper.watching(http.transport):
+            try:
                 await generation.wait_finished()
-        finally:
-            generation.close()
-        return web.Response(body=answer.body(streams), content_type="application/json")
+            finally:
+                generation.close()
+            yield
 
     async def streamed(self, http: web.Request, request: GenerateRequest, answer: AnswerFormat) -> web.StreamResponse:
         """Events as they come. Raises only before the headers; they go out with the first text, or after a silence."""
@@ -77,8 +96,11 @@ class Answerer:
     def _event_stream(
         self, index: int, client: EventClient, request: GenerateRequest, answer: AnswerFormat
     ) -> TokenStream:
-        head, tail = answer.head_and_tail(index)
         gaps = self._metrics.model(request.model).inter_token
+        if request.logprobs is not None:
+            finish_events = answer.finish_events(index)
+            return ScoredEventStream(index, client, event=answer.scored_event, finish_events=finish_events, gaps=gaps)
+        head, tail = answer.head_and_tail(index)
         return EventStream(index, client, head=head, tail=tail, finish_events=answer.finish_events(index), gaps=gaps)
 
     async def _begin(self, http: web.Request, client: EventClient, answer: AnswerFormat) -> web.StreamResponse:
@@ -106,6 +128,14 @@ class Answerer:
             client.write(answer.usage_event(generation.streams) + DONE)
         except SlimprocError as error:
             client.write(sse_error(error) + DONE)
+
+
+async def _write(http: web.Request, body: bytes) -> web.StreamResponse:
+    """Written here and not by aiohttp, which would wait for ever for a client that does not read."""
+    response = web.Response(body=body, content_type="application/json")
+    await response.prepare(http)
+    await response.write_eof()
+    return response
 
 
 async def _finish(response: web.StreamResponse, http: web.Request) -> None:

@@ -120,12 +120,15 @@ class EventStream(TokenStream):
         self.flush()
         if self.first_at_ns and item.tokens:
             self._gaps.begin((at_ns - self.last_at_ns) // item.tokens, item.tokens)
-        if item.text:
-            self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
+        self._write_text(item)
         if item.finish and item.finish in self._finish_events:
             self._client.write(self._finish_events[item.finish])
         self._flushed_at_ns = at_ns
         self._note(item, at_ns)
+
+    def _write_text(self, item: Tok) -> None:
+        if item.text:
+            self._client.write(b"%b%b%b" % (self._head, _json(item.text), self._tail))
 
     def flush(self) -> None:
         """Write what this wake-up gathered, in one piece; one observation of its mean gap, weighted by its tokens."""

@@ -5,52 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from slimproc.ipc import wire
-from slimproc.request import Usage
+from slimproc.ipc.joined import ITEM_BYTES, ScoredText, Text
 
-ITEM_BYTES = 64
-"""An upper bound on what one item needs beside its text, at msgpack's widest integers."""
-STEP_BYTES = 16
-"""The same for a step beside its items."""
-
-
-class _Text:
-    """One sequence's items since its last event, as one item to be: text joined, tokens added, the end kept."""
-
-    __slots__ = ("blocks", "finish", "pieces", "rid", "since", "size", "tokens", "unjoined", "usage")
-
-    def __init__(self, rid: int, since: float) -> None:
-        self.rid = rid
-        self.since = since
-        self.blocks: list[str] = []
-        self.pieces: list[str] = []
-        self.unjoined = 0
-        """Characters in ``pieces``, which become the next block: a string object per token would cost ten times
-        the text."""
-        self.size = ITEM_BYTES
-        self.tokens = 0
-        self.finish = 0
-        self.usage: Usage | None = None
-
-    def add(self, item: wire.Tok, block: int) -> int:
-        """Join ``item`` on; blocks have at most twice ``block`` characters. Returns the bytes that came with it."""
-        text = item.text
-        for start in range(0, len(text), block):
-            piece = text[start : start + block]
-            self.pieces.append(piece)
-            self.unjoined += len(piece)
-            if self.unjoined >= block:
-                self.blocks.append("".join(self.pieces))
-                self.pieces.clear()
-                self.unjoined = 0
-        self.tokens += item.tokens
-        self.finish = item.finish or self.finish
-        self.usage = item.usage or self.usage
-        added = _utf8_length(text)
-        self.size += added
-        return added
-
-    def whole(self) -> wire.Tok:
-        return wire.Tok(self.rid, "".join(self.blocks) + "".join(self.pieces), self.tokens, self.finish, self.usage)
+STEP_BYTES = 24
+"""An upper bound on what a step needs beside its items, at msgpack's widest integers."""
 
 
 class _Encoded:
@@ -85,9 +43,9 @@ class Backlog:
         # A block is at most twice this many characters of at most 4 bytes: half of what a frame takes, so that a text
         # which is longer than a frame is cut between blocks.
         self._block = (self._room - ITEM_BYTES) // 16
-        self.entries: deque[_Text | _Encoded] = deque()
+        self.entries: deque[Text | _Encoded] = deque()
         """For others to see whether there are any; the same object for ever."""
-        self._open: dict[int, _Text] = {}
+        self._open: dict[int, Text] = {}
         """The entry that a sequence's next item joins."""
         self.bytes = 0
         """About what it takes in frames."""
@@ -101,8 +59,9 @@ class Backlog:
         joined = 0
         for item in items:
             entry = self._open.get(item.rid)
-            if entry is None:
-                entry = self._open[item.rid] = _Text(item.rid, now)
+            if entry is None or not entry.takes(item):
+                kind = ScoredText if isinstance(item, wire.ScoredTok) else Text
+                entry = self._open[item.rid] = kind(item.rid, now)
                 self.entries.append(entry)
                 self.bytes += ITEM_BYTES
             else:
@@ -127,14 +86,15 @@ class Backlog:
             return Frame(head.kind, head.payload, 1)
         if head.size > self._room:
             return self._part(head, at_ns)
-        items: list[wire.Tok] = []
+        items: dict[int, wire.Tok] = {}
         room = self._room
         for entry in self.entries:
-            if isinstance(entry, _Encoded) or entry.size > room:
+            # A step has one sequence's items in one of its two lists, or their order would be lost.
+            if isinstance(entry, _Encoded) or entry.size > room or entry.rid in items:
                 break
-            items.append(entry.whole())
+            items[entry.rid] = entry.whole()
             room -= entry.size
-        return Frame(wire.STEP, wire.encode(wire.Step(at_ns, items)), len(items))
+        return Frame(wire.STEP, wire.encode(_step(at_ns, list(items.values()))), len(items))
 
     def drop(self, frame: Frame) -> None:
         """``frame`` was put: forget what it carries."""
@@ -148,28 +108,21 @@ class Backlog:
                 del self._open[entry.rid]
         if not frame.entries:
             head = self.entries[0]
-            assert isinstance(head, _Text)
-            freed = sum(map(_utf8_length, head.blocks[: frame.blocks]))
-            del head.blocks[: frame.blocks]
-            head.size -= freed
-            self.bytes -= freed
+            assert isinstance(head, Text)
+            self.bytes -= head.drop(frame.blocks)
 
     def _add_encoded(self, kind: int, payload: bytes, now: float) -> None:
         self.entries.append(_Encoded(kind, payload, now))
         self.bytes += len(payload)
 
-    def _part(self, entry: _Text, at_ns: int) -> Frame:
-        """The beginning of a text that is too long for a frame. Its tokens are counted with its last part."""
-        room = self._room - ITEM_BYTES
-        count = 0
-        for block in entry.blocks:
-            room -= _utf8_length(block)
-            if room < 0:
-                break
-            count += 1
-        item = wire.Tok(entry.rid, "".join(entry.blocks[:count]), 0)
-        return Frame(wire.STEP, wire.encode(wire.Step(at_ns, [item])), 0, count)
+    def _part(self, entry: Text, at_ns: int) -> Frame:
+        """The beginning of a text that is too long for a frame."""
+        item, count = entry.beginning(self._room - ITEM_BYTES)
+        return Frame(wire.STEP, wire.encode(_step(at_ns, [item])), 0, count)
 
 
-def _utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+def _step(at_ns: int, items: list[wire.Tok]) -> wire.Step:
+    scored = [item for item in items if isinstance(item, wire.ScoredTok)]
+    if not scored:
+        return wire.Step(at_ns, items)
+    return wire.Step(at_ns, [item for item in items if not isinstance(item, wire.ScoredTok)], scored)

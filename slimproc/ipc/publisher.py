@@ -69,7 +69,8 @@ class StepPublisher:
                     self._settle()
                     return
         self._at_ns = step.at_ns
-        self._ring.merged_tokens += self._backlog.add_items(step.items, self._clock())
+        items = step.items if step.scored is None else [*step.scored, *step.items]
+        self._ring.merged_tokens += self._backlog.add_items(items, self._clock())
         self._settle()
 
     def publish_event(self, event: wire.Event) -> None:

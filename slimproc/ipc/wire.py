@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from slimproc.request import SamplingParams, Usage
+from slimproc.request import GENERATE, GrammarSpec, SamplingParams, Usage
 from slimproc.settings import EngineSettings
 
 # --- commands: front to engine ------------------------------------------------------------------------------
@@ -38,7 +38,23 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True, omit_defau
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     echo: bool = False
+    logprobs: int | None = None
+    """Every token comes with its log probability and so many of the likeliest tokens in its place; None: none does."""
     sampling: SamplingParams = SamplingParams()
+    grammar: GrammarSpec | None = None
+    """None: any text. Else the sequence joins the batch once this is compiled, or fails."""
+
+
+class Embed(msgspec.Struct, frozen=True, tag="embed", kw_only=True, omit_defaults=True):
+    """Start one sequence that generates nothing and ends in an ``Embedded``. Control tokens in texts are not parsed."""
+
+    rid: int
+    prompt: str | list[int]
+    name: str
+    """What the caller calls this prompt; errors say it."""
+    query: str | None = None
+    """Not None: the rank of ``prompt`` as an answer to it is wanted."""
+    dimensions: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -63,7 +79,9 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Close the model and exit 0."""
 
 
-Command = Load | Submit | Cancel | Tokenize | Detokenize | Shutdown
+Command = Load | Submit | Embed | Cancel | Tokenize | Detokenize | Shutdown
+Start = Submit | Embed
+"""What begins a sequence."""
 
 # --- reports: engine to front, over the control socket -------------------------------------------------------
 
@@ -80,6 +98,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str = ""
     control_tokens: list[str] = []
     """Texts that become control tokens where they are parsed; the renderer marks them in callers' words."""
+    capabilities: tuple[str, ...] = (GENERATE,)
+    """What it can be asked for: ``request``'s words."""
+    embedding_size: int = 0
+    """Values of a vector, where it makes vectors."""
     details: dict[str, str | int | float | bool] = {}
     """For people: threads, KV bytes, the model's own description."""
 
@@ -142,11 +164,34 @@ class Tok(msgspec.Struct, array_like=True, gc=False):
     usage: Usage | None = None
 
 
+class Logprob(msgspec.Struct, array_like=True, gc=False):
+    """One token's log probability (natural, finite). ``piece``: exactly its bytes, which need not be whole characters."""
+
+    piece: bytes
+    logprob: float | None
+    """None: the first token of an echoed prompt, which nothing came before."""
+    top: list[tuple[bytes, float]]
+    """The likeliest tokens in its place, the likeliest first."""
+    offset: int
+    """Characters of the answer (with its echo) that were whole before it."""
+
+
+class ScoredTok(Tok):
+    """A ``Tok`` of a sequence whose log probabilities were asked for. ``logprobs``: of the tokens whose text begins in
+    this one's, oldest first; together they are small enough for half a frame.
+    """
+
+    logprobs: list[Logprob] = []
+
+
 class Step(msgspec.Struct, array_like=True, gc=False):
     """One step of the whole batch. ``at_ns`` is ``time.monotonic_ns()`` when it was done."""
 
     at_ns: int
     items: list[Tok]
+    scored: list[ScoredTok] | None = None
+    """Apart from ``items``, so that a token without log probabilities costs nothing for them. A sequence that is here
+    is not in ``items``, too."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -158,7 +203,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     param: str | None = None
 
 
-Event = Failed
+class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+    """A vector, or a part of one: little-endian float32; of a rank, its one value.
+
+    The part that has ``usage`` is the last one and the sequence's terminal event.
+    """
+
+    rid: int
+    vector: bytes
+    usage: Usage | None = None
+
+
+Event = Failed | Embedded
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -29,7 +29,7 @@ from slimproc.replicas.link import EngineLink
 from slimproc.replicas.process import EngineProcess, ExitStatus
 from slimproc.replicas.states import ReplicaEvent
 from slimproc.settings import EngineSettings
-from slimproc.stream import Flushable, TokenStream
+from slimproc.stream import Flushable, TokenStream, VectorStream
 
 log = logs.get("slimproc.replica")
 
@@ -62,7 +62,7 @@ class Slot:
     def engine_name(self) -> str:
         return self._engine.name
 
-    def start(self, stream: TokenStream, submit: Callable[[int], wire.Submit]) -> None:
+    def start(self, stream: TokenStream, submit: Callable[[int], wire.Start]) -> None:
         """Start a sequence; ``submit`` makes the command for the number it is given. It ends in ``stream``."""
         self.rid = self._engine.start(stream, submit)
 
@@ -156,7 +156,7 @@ class Incarnation:
         self._reserved -= 1
         self._on_slot_free()
 
-    def start(self, stream: TokenStream, submit: Callable[[int], wire.Submit]) -> int:
+    def start(self, stream: TokenStream, submit: Callable[[int], wire.Start]) -> int:
         """Turn a reserved slot into a running sequence."""
         self._reserved -= 1
         rid = next(self._numbers)
@@ -218,7 +218,8 @@ class Incarnation:
         streams = self._streams
         at_ns = step.at_ns
         produced = 0
-        for item in step.items:
+        items = step.items if step.scored is None else [*step.scored, *step.items]
+        for item in items:
             stream = streams.get(item.rid)
             if stream is None:
                 continue
@@ -231,10 +232,18 @@ class Incarnation:
                 self._release(item.rid)
         self.tokens += produced
         self._metrics.generated_tokens += produced
-        self._metrics.batch_size.observe(len(step.items))
+        self._metrics.batch_size.observe(len(items))
 
     def on_event(self, event: wire.Event) -> None:
-        self._lose(event.rid, error_of(event.code, event.message, event.param))
+        match event:
+            case wire.Failed():
+                self._lose(event.rid, error_of(event.code, event.message, event.param))
+            case wire.Embedded(rid, vector, usage):
+                stream = self._streams.get(rid)
+                if isinstance(stream, VectorStream):
+                    stream.take_vector(vector, usage, time.monotonic_ns())
+                if usage is not None and stream is not None:
+                    self._release(rid)
 
     def on_corrupt(self, error: RingCorrupt) -> None:
         log.error("an engine is corrupt", replica=self.name, reason=error.message)

@@ -55,7 +55,7 @@ class Admission(RuleBasedStateMachine):
     # --- what may happen ----------------------------------------------------------------------------------------------
 
     @rule(n=st.integers(1, 4), chat=st.booleans())
-    def arrive(self, n: int, chat: bool) -> None:
+    def arrive(self, *, n: int, chat: bool) -> None:
         prompts = [ChatPrompt([])] if chat else None
 
         def submit() -> None:
@@ -68,7 +68,7 @@ class Admission(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive)
     @rule(place=which, expired=st.booleans())
-    def leave(self, place: int, expired: bool) -> None:
+    def leave(self, *, place: int, expired: bool) -> None:
         generation = self.alive[place % len(self.alive)]
         self.do(generation.expire if expired else generation.close)
 

@@ -74,6 +74,25 @@ def test_a_conversation_that_goes_on_takes_one_place():
     assert memory.longest(chain(text(*"abcd"))) == 4
 
 
+def test_many_endings_to_one_beginning_take_one_place():
+    memory = PrefixMemory(slots=2)
+    memory.note(chain(text("z")))
+    for ending in "abcd":
+        memory.note(chain(text("s", "y", "s", ending)))
+
+    assert memory.longest(chain(text("z"))) == 1
+    assert memory.longest(chain(text("s", "y", "s", "d"))) == 4
+    assert len(memory) == 2
+
+
+def test_a_short_beginning_in_common_is_another_prompt():
+    memory = PrefixMemory(slots=2)
+    memory.note(chain(text("s", "a", "b", "c")))
+    memory.note(chain(text("s", "x", "y", "z")))
+
+    assert memory.longest(chain(text("s", "a", "b", "c"))) == 4
+
+
 @given(st.lists(st.text("abc", max_size=4), max_size=12), st.text("abc", max_size=5), st.integers(1, 4))
 def test_what_is_remembered_is_what_was_sent_last(sent: list[str], wanted: str, slots: int):
     memory = PrefixMemory(slots)
@@ -81,7 +100,10 @@ def test_what_is_remembered_is_what_was_sent_last(sent: list[str], wanted: str, 
     for prompt in sent:
         memory.note(chain(text(*prompt)))
         if prompt:
-            continued = next((known for known in kept if prompt.startswith(known)), kept[0] if len(kept) == slots else None)
+            continued = next(
+                (known for known in kept if prompt.startswith(known[: (len(known) + 1) // 2])),
+                kept[0] if len(kept) == slots else None,
+            )
             if continued is not None:
                 kept.remove(continued)
             kept.append(prompt)

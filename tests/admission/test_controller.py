@@ -20,7 +20,13 @@ async def test_a_request_with_a_free_slot_is_started_at_once(open_desk):
     engine = desk.replica.become_ready()
     generation = desk.submit(max_tokens=7, stop=("x",), echo=True)
     (submit,) = engine.submits.values()
-    assert (submit.prompt, submit.max_tokens, submit.stop, submit.echo, submit.chat) == ("hello", 7, ("x",), True, False)
+    assert (submit.prompt, submit.max_tokens, submit.stop, submit.echo, submit.chat) == (
+        "hello",
+        7,
+        ("x",),
+        True,
+        False,
+    )
     assert desk.controller.in_flight() == {"m": 1}
     engine.finish(1)
     assert await generation.wait_finished()

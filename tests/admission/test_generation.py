@@ -167,7 +167,10 @@ async def test_a_chat_is_rendered_once_it_has_a_slot_and_then_started(open_desk)
     await eventually(lambda: len(engine.submits) == 2, "both slots are used")
     engine.finish(1)
     assert len(engine.submits) == 3
-    assert all((submit.prompt, submit.literals, submit.chat) == ("rendered", [(0, 3)], True) for submit in engine.submits.values())
+    assert all(
+        (submit.prompt, submit.literals, submit.chat) == ("rendered", [(0, 3)], True)
+        for submit in engine.submits.values()
+    )
     assert desk.rendered == 1
     generation.close()
 

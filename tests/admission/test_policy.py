@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-import pytest
 
 from slimproc.admission.controller import DrainRate
 from slimproc.admission.policy import (
@@ -143,7 +142,9 @@ views = st.builds(
     replica, st.sampled_from(S), free=st.integers(0, 3), occupied=st.integers(0, 4), load_failed=st.booleans(),
     seconds=st.floats(0, 120),
 )  # fmt: skip
-queues = st.builds(queue, st.integers(0, 6), st.integers(0, 5), in_all=st.integers(6, 20), limit_in_all=st.integers(5, 20))
+queues = st.builds(
+    queue, st.integers(0, 6), st.integers(0, 5), in_all=st.integers(6, 20), limit_in_all=st.integers(5, 20)
+)
 
 
 @given(queues, st.lists(views, min_size=1, max_size=4), st.booleans())
@@ -201,9 +202,7 @@ def test_a_prompt_goes_where_its_beginning_was_read_unless_too_much_runs_there()
 
     def views(occupied: int):
         free = ReplicaView(ReplicaState.READY, 8, 0, load_failed=False, seconds_in_state=1.0)
-        knowing = ReplicaView(
-            ReplicaState.READY, 8, occupied, load_failed=False, seconds_in_state=1.0, known_blocks=4
-        )
+        knowing = ReplicaView(ReplicaState.READY, 8, occupied, load_failed=False, seconds_in_state=1.0, known_blocks=4)
         return [free, knowing]
 
     assert [choose(views(occupied)) for occupied in (0, 3, 4, 5)] == [1, 1, 0, 0]

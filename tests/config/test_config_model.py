@@ -64,7 +64,7 @@ def test_an_engine_gets_what_its_model_says(load):
 
 
 def test_the_backends_of_the_configuration_are_those_of_the_engines():
-    assert MODEL_KINDS["backend"].wanted == f"one of {', '.join(sorted(BACKENDS, reverse=True))}"
+    assert set(MODEL_KINDS["backend"].wanted.removeprefix("one of ").split(", ")) == set(BACKENDS)
 
 
 def test_every_fake_setting_has_a_key():

@@ -203,6 +203,8 @@ models:
         ("models: {m: {backend: fake, fake: 3}}", ":1: models.m.fake: wanted a mapping of the fake backend's settings, not 3"),
         ("models: {m: {backend: fake, pin: no}}", ":1: models.m.pin: this version does not support it yet"),
         ("models: {m: {backend: llama_cpp, path: x, fake: {}}}", ":1: models.m.fake: only the fake backend takes it"),
+        ("models: {m: {backend: fake, pooling: mean}}", ":1: models.m.pooling: only llama_cpp takes it"),
+        ("models: {m: {backend: llama_cpp, path: x, pooling: rank}}", ":1: models.m.pooling: wanted one of mean, cls, last"),
         ("models: {m: {backend: fake, slots: null}}", ":1: models.m.slots: wanted an integer from 1 to 256, not nothing (leave"),
         ("models: {m: {backend: fake, chat_template: no.jinja}}", ":1: models.m.chat_template: cannot read no.jinja: No such file or directory"),
         ("models: {m: {backend: fake, slots: 256, context: 16777216}}", ":1: models.m.context: times slots this is 4294967296;"),

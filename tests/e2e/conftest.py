@@ -31,6 +31,5 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A fake model with four slots that answers at once."""
-    process = ServerProcess(tmp_path_factory.mktemp("server"), fake(slots=4, aliases=["alias"]))
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("server"), fake(slots=4, aliases=["alias"])) as process:
+        yield process.wait_ready()

@@ -109,9 +109,10 @@ def test_a_body_of_megabytes_is_served_where_it_fits_the_context(serve):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A server that takes bodies of 2,000 bytes, within half a second."""
-    process = ServerProcess(tmp_path_factory.mktemp("small"), fake() | {"max_json_body": 2000, "body_timeout": 0.5})
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(
+        tmp_path_factory.mktemp("small"), fake() | {"max_json_body": 2000, "body_timeout": 0.5}
+    ) as process:
+        yield process.wait_ready()
 
 
 def padded(length: int) -> bytes:

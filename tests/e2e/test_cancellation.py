@@ -17,9 +17,8 @@ LONG_PREFILL = script(prefill_steps=100_000, prefill_latency=0.01)
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     """A server with one slot, so that whoever still holds it is in the next one's way."""
-    process = ServerProcess(tmp_path_factory.mktemp("single"), fake(slots=1, context=1_000_000))
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("single"), fake(slots=1, context=1_000_000)) as process:
+        yield process.wait_ready()
 
 
 def close(pending: Pending) -> None:

@@ -108,7 +108,7 @@ def test_vendor_fields_of_bodies_and_messages_are_ignored(server):
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_meanings_that_are_not_supported_are_refused_by_name(server, fields, param):

@@ -19,9 +19,8 @@ def jumping(tmp_path_factory):
     directory = tmp_path_factory.mktemp("jumping")
     (directory / "sitecustomize.py").write_text(JUMPING)
     config = fake(slots=1, context=100_000) | {"stall_timeout": 5, "keepalive_after": 5, "log_json": True}
-    process = ServerProcess(directory, config, PYTHONPATH=str(directory))
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(directory, config, PYTHONPATH=str(directory)) as process:
+        yield process.wait_ready()
 
 
 def test_the_clock_does_jump(jumping):

@@ -12,9 +12,8 @@ SOON = {"x-request-timeout": "0.4"}
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    process = ServerProcess(tmp_path_factory.mktemp("single"), fake(slots=1, context=1_000_000))
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("single"), fake(slots=1, context=1_000_000)) as process:
+        yield process.wait_ready()
 
 
 def assert_timeout(answer, where=""):

@@ -14,9 +14,8 @@ SECRET = "the-callers-secret-words"
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    process = ServerProcess(tmp_path_factory.mktemp("logged"), fake(context=100_000) | {"log_json": True})
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("logged"), fake(context=100_000) | {"log_json": True}) as process:
+        yield process.wait_ready()
 
 
 def lines_of(server, request_id):

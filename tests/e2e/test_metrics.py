@@ -14,26 +14,25 @@ SLOW = script(token_latency=0.01)
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
     """A server after one request of every kind."""
-    process = ServerProcess(tmp_path_factory.mktemp("busy"), fake(slots=1, max_queue=0, context=100_000))
-    server = process.wait_ready()
-    for _ in range(3):
-        assert server.complete("abcd", max_tokens=5).status == 200
-    with server.stream(script(tokens=["x"], repeat=10, token_latency=0.01), max_tokens=100) as reader:
-        assert len(list(reader.events())) == 12
-    assert server.complete("hi", max_tokens=-1).status == 400
-    assert server.complete("hi", model="nope-\u00fc").status == 404
-    assert server.get("/nowhere").status == 404
-    assert server.begin(SLOW, headers={"x-request-timeout": "0.2"}, max_tokens=90_000).answer().status == 504
-    assert server.complete(script(error_at=1)).status == 500
-    running = server.begin(SLOW, stream=True, max_tokens=90_000)
-    server.wait_sequences(1)
-    assert server.metric("inflight_requests", model="fake") == 1
-    assert server.complete("hi").status == 503
-    running.close()
-    server.wait_idle()
-    server.wait_metric(1, "requests_total", outcome="cancelled")
-    yield server
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("busy"), fake(slots=1, max_queue=0, context=100_000)) as server:
+        server.wait_ready()
+        for _ in range(3):
+            assert server.complete("abcd", max_tokens=5).status == 200
+        with server.stream(script(tokens=["x"], repeat=10, token_latency=0.01), max_tokens=100) as reader:
+            assert len(list(reader.events())) == 12
+        assert server.complete("hi", max_tokens=-1).status == 400
+        assert server.complete("hi", model="nope-\u00fc").status == 404
+        assert server.get("/nowhere").status == 404
+        assert server.begin(SLOW, headers={"x-request-timeout": "0.2"}, max_tokens=90_000).answer().status == 504
+        assert server.complete(script(error_at=1)).status == 500
+        running = server.begin(SLOW, stream=True, max_tokens=90_000)
+        server.wait_sequences(1)
+        assert server.metric("inflight_requests", model="fake") == 1
+        assert server.complete("hi").status == 503
+        running.close()
+        server.wait_idle()
+        server.wait_metric(1, "requests_total", outcome="cancelled")
+        yield server
 
 
 @pytest.mark.parametrize(

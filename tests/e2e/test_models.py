@@ -16,9 +16,8 @@ def several(tmp_path_factory):
     models = {name: {"backend": "fake", "slots": 1} for name in NAMES}
     models["plain"] |= {"aliases": ["small", "org/small:latest"], "name": "A plain one", "replicas": 2}
     models["secret"] = {"backend": "fake", "unlisted": True}
-    process = ServerProcess(tmp_path_factory.mktemp("several"), {"models": models, "default_model": "plain"})
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("several"), {"models": models, "default_model": "plain"}) as process:
+        yield process.wait_ready()
 
 
 def test_the_list_has_every_model_that_is_not_unlisted_in_the_files_order(several):

@@ -17,10 +17,9 @@ def tight(tmp_path_factory):
     config = fake(slots=1, max_queue=0, request_timeout=1, context=100_000, aliases=["small"]) | limits
     config["models"]["broken"] = {"backend": "fake", "fake": {"load_error": "no weights"}}
     config["models"]["org/m:Q4 ü"] = {"backend": "fake"}
-    process = ServerProcess(tmp_path_factory.mktemp("tight"), config | {"default_model": "fake"})
-    process.wait_metric(1, "replicas", model="fake", state="ready")
-    yield process
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("tight"), config | {"default_model": "fake"}) as process:
+        process.wait_metric(1, "replicas", model="fake", state="ready")
+        yield process
 
 
 def connect(server, **options) -> openai.OpenAI:
@@ -171,7 +170,7 @@ def test_a_full_server_is_tried_again_until_it_has_room(tight, strict):
     running.close()
 
 
-@pytest.mark.parametrize("prompt", [script(error_at=3), script(token_latency=0.01)])
+@pytest.mark.parametrize("prompt", [script(error_at=3, token_latency=0.2), script(token_latency=0.01)])
 def test_an_error_in_mid_stream_is_raised_where_the_stream_is_read(strict, prompt):
     stream = strict.completions.create(model="fake", prompt=prompt, max_tokens=90_000, stream=True)
     with pytest.raises(openai.APIError) as caught:

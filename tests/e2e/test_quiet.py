@@ -72,6 +72,7 @@ def system_calls(pid: int, seconds: float) -> int:
 
 @linux
 @traced
+@pytest.mark.slow
 def test_an_idle_engine_makes_no_system_call_and_the_front_only_its_lag_timers(serve):
     server = serve(fake())
     serve_everything(server)

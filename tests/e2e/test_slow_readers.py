@@ -69,3 +69,19 @@ def test_a_client_that_takes_nothing_of_a_joined_answer_holds_no_slot(serve):
     server.wait_metric(1, "requests_total", outcome="ok")
     assert server.complete("hi", max_tokens=1).status == 200
     sock.close()
+
+
+@pytest.mark.slow
+def test_a_client_that_takes_nothing_of_a_joined_answer_is_dropped_in_the_end(serve):
+    server = serve(fake(slots=1, context=1_000_000))
+    front = psutil.Process(server.process.pid)
+    sock = never_reads(server, script(tokens=["x" * 4000], repeat=2000))
+    server.wait_metric(1, "requests_total", outcome="ok")
+
+    def connected() -> bool:
+        port = sock.getsockname()[1]
+        return any(other.raddr and other.raddr.port == port for other in front.net_connections("inet"))
+
+    assert connected()
+    wait_until(lambda: not connected(), "its connection is closed", limit=60)
+    sock.close()

@@ -103,9 +103,8 @@ def test_the_choices_of_n_share_a_stream_and_each_ends_once(server, path):
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
     """A server that keeps silent streams open with comments every 0.1 s."""
-    process = ServerProcess(tmp_path_factory.mktemp("impatient"), fake(slots=1) | {"keepalive_after": 0.1})
-    yield process.wait_ready()
-    process.close()
+    with ServerProcess(tmp_path_factory.mktemp("impatient"), fake(slots=1) | {"keepalive_after": 0.1}) as process:
+        yield process.wait_ready()
 
 
 @PATHS
@@ -164,7 +163,7 @@ def test_a_chat_that_is_kept_open_while_it_renders_is_rendered_once(serve, tmp_p
 def test_the_connection_serves_on_after_an_answer_and_after_an_error(server, stream):
     connection = server.connect()
     good, bad = b'{"prompt":"hi","max_tokens":2,"stream":%s}', b'{"prompt":"hi","max_tokens":-1,"stream":%s}'
-    failing = b'{"prompt":"!fake {\\"error_at\\": 2}","stream":%s}'
+    failing = b'{"prompt":"!fake {\\"error_at\\": 2, \\"token_latency\\": 0.2}","stream":%s}'
     flag = b"true" if stream else b"false"
     try:
         connection.connect()

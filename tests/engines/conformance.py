@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -236,34 +237,80 @@ class SamplingConformance(Conformance):
         assert again.usage.cached_tokens == evaluated
 
     def test_prefixes_never_leak_between_callers(self, open_engine):
-        """Random work with cancels: every finished text is what a fresh engine says to that prompt alone."""
+        """40 callers with a marker each behind a few shared beginnings, with cancels and failures mixed in: every text
+        is what a fresh engine says to that prompt alone.
+        """
         dice = random.Random(5)
         bases = ["alpha " * 12, "beta " * 12, "alpha " * 6 + "gamma " * 6]
-        fresh: dict[str, str] = {}
         engine = open_engine(slots=3)
-        running: list[tuple[str, Generation]] = []
-        checked = 0
-        for number in range(60):
-            prompt = bases[dice.randrange(3)] + f"q{dice.randrange(4)}"
-            running.append((prompt, engine.submit(prompt, dice.randrange(1, 12))))
+        callers: list[tuple[str, Generation]] = []
+        checked = failed = cancelled = 0
+        for number in range(40):
+            prompt = f"{dice.choice(bases)}caller {number:02d}" + dice.choice(["", " alpha" * dice.randrange(9)])
+            fails = number % 7 == 6
+            bias = self.barred(engine) if fails else {}
+            callers.append((prompt, engine.submit(prompt, dice.randrange(1, 12), logit_bias=bias)))
             for _ in range(dice.randrange(4)):
                 engine.step()
-            running = [pair for pair in running if not pair[1].ended or not self._check(open_engine, fresh, *pair)]
-            if number % 5 == 0 and running:
-                engine.cancel(running.pop(dice.randrange(len(running)))[1])
-            while len(running) == 3:
+            if number % 5 == 4 and not callers[-1][1].ended:
+                engine.cancel(callers[-1][1])
+                cancelled += 1
+            while sum(not generation.ended for _, generation in callers) == 3:
                 engine.step()
-                ended = [pair for pair in running if pair[1].ended]
-                checked += sum(self._check(open_engine, fresh, *pair) for pair in ended)
-                running = [pair for pair in running if not pair[1].ended]
-        assert checked > 10
+        engine.finish()
+        for prompt, generation in callers:
+            failed += generation.failure is not None
+            alone = open_engine(slots=1).complete(prompt, 12).text
+            assert alone.startswith(generation.text), "a text of someone else's making"
+            checked += bool(generation.text)
+        assert checked > 15
+        assert failed > 2
+        assert cancelled > 2
+
+    def test_an_error_in_one_sequence_leaves_the_others_alone(self, open_engine):
+        alone = [open_engine().complete(prompt, 20).text for prompt in PROMPTS[:2]]
+        engine = open_engine()
+        first = engine.submit(PROMPTS[0], 20)
+        engine.until_generating(first)
+        bad = engine.submit(PROMPTS[2], 20, logit_bias=self.barred(engine))
+        second = engine.submit(PROMPTS[1], 20)
+        engine.finish()
+        assert bad.failure
+        assert bad.text == ""
+        assert [first.text, second.text] == alone
+        assert engine.complete(PROMPTS[2], 8).failure is None
 
     @staticmethod
-    def _check(open_engine: Open, fresh: dict[str, str], prompt: str, generation: Generation) -> bool:
-        if prompt not in fresh:
-            fresh[prompt] = open_engine(slots=1).complete(prompt, 12).text
-        assert fresh[prompt].startswith(generation.text), "a text of someone else's making"
-        return True
+    def barred(engine: Engine) -> dict[int, float]:
+        """A bias that leaves no token to choose, which fails the sequence in its first step."""
+        return dict.fromkeys(range(engine.info.vocab_size), -math.inf)
+
+    def test_replicas_give_the_same_text_to_a_seed_whatever_each_of_them_does_beside(self, open_engine):
+        replicas = [open_engine(), open_engine(slots=2)]
+        busy = replicas[0].submit(PROMPTS[3], 25, temperature=1.0)
+        replicas[0].until_generating(busy)
+        answers = [replica.submit(PROMPTS[0], 20, temperature=0.8, top_p=0.9, seed=11) for replica in replicas]
+        for _ in range(60):
+            for replica in replicas:
+                replica.step()
+        assert all(answer.ended for answer in answers)
+        assert answers[0].text == answers[1].text
+
+    def test_ignore_eos_goes_on_to_the_limit_where_the_model_would_have_ended(self, engine):
+        (end,) = engine.backend.tokenize(engine.info.eos_token, add_special=False, parse_special=True)
+        ended = engine.complete(PROMPTS[0], 9, logit_bias={end: 100.0})
+        assert (ended.text, ended.finish, ended.usage.completion_tokens) == ("", Finish.STOP, 0)
+        going = engine.complete(PROMPTS[0], 9, logit_bias={end: 100.0}, ignore_eos=True)
+        assert (going.finish, going.usage.completion_tokens) == (Finish.LENGTH, 9)
+
+    @pytest.mark.parametrize(
+        "penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 1.9}]
+    )
+    def test_penalties_change_what_is_said_and_neutral_ones_do_not(self, engine, penalty):
+        neutral = dict.fromkeys(penalty, 1.0 if "repetition_penalty" in penalty else 0.0)
+        plain = [engine.complete(prompt, 40, ignore_eos=True).text for prompt in PROMPTS[:3]]
+        assert [engine.complete(prompt, 40, ignore_eos=True, **neutral).text for prompt in PROMPTS[:3]] == plain
+        assert [engine.complete(prompt, 40, ignore_eos=True, **penalty).text for prompt in PROMPTS[:3]] != plain
 
     def test_a_bias_can_force_a_token_and_another_can_ban_it(self, engine):
         token = engine.tokens("A")[-1]

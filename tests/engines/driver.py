@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from slimproc.engines.backend import Backend, SequenceFailed
+from slimproc.engines.backend import Backend, Event, Produced, PromptScored, Scored, SequenceFailed
+from slimproc.engines.grammar.matcher import GrammarMatcher
 from slimproc.engines.sequence import Sequence
-from slimproc.ipc.wire import ModelInfo, Submit, Tok
+from slimproc.ipc.wire import Logprob, ModelInfo, ScoredTok, Submit, Tok
 from slimproc.request import Finish, SamplingParams, Usage
 
 STEP_LIMIT = 20_000
@@ -21,6 +22,7 @@ class Generation:
         self.sequence = sequence
         self.text = ""
         self.pieces: list[bytes] = []
+        self.logprobs: list[Logprob] = []
         self.said = 0
         self.finish: Finish | None = None
         self.usage = Usage()
@@ -32,6 +34,8 @@ class Generation:
 
     def take(self, item: Tok) -> None:
         assert not self.ended, "one terminal event, and nothing after it"
+        if isinstance(item, ScoredTok):
+            self.logprobs += item.logprobs
         self.text += item.text
         self.said += item.tokens
         if item.finish:
@@ -54,25 +58,43 @@ class Engine:
     def tokens(self, text: str) -> list[int]:
         return self.backend.tokenize(text, add_special=True, parse_special=True)
 
+    def text_of(self, tokens: list[int]) -> str:
+        return self.backend.detokenize(tokens).decode("utf-8", "replace")
+
     def ids(self, generation: Generation) -> list[int]:
         """The answer's tokens, for a vocabulary in which no two tokens have the same bytes."""
         by_piece = {self.backend.detokenize([token]): token for token in range(self.info.vocab_size)}
         return [by_piece[piece] for piece in generation.pieces]
 
     def submit(
-        self, prompt: str | list[int], max_tokens: int | None = 16, stop: tuple[str, ...] = (), **sampling: object
+        self,
+        prompt: str | list[int],
+        max_tokens: int | None = 16,
+        stop: tuple[str, ...] = (),
+        *,
+        logprobs: int | None = None,
+        echo: bool = False,
+        grammar: GrammarMatcher | None = None,
+        **sampling: object,
     ) -> Generation:
+        """``echo`` is of use with ``logprobs`` only: a plain one is the loop's own affair."""
         command = Submit(
             rid=next(self._rids),
             prompt=prompt,
             max_tokens=max_tokens,
             stop=stop,
+            logprobs=logprobs,
+            echo=echo,
             sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
         )
         tokens = self.tokens(prompt) if isinstance(prompt, str) else prompt
         sequence = Sequence(command, tokens, self.info.context)
+        sequence.grammar = grammar
         generation = Generation(sequence)
-        if sequence.limit == 0:
+        if echo:
+            assert sequence.scores_prompt
+            sequence.echo_text = prompt if isinstance(prompt, str) else self.text_of(prompt)
+        elif sequence.limit == 0:
             generation.take(sequence.end(Finish.LENGTH))
             return generation
         self.backend.add(sequence)
@@ -82,15 +104,28 @@ class Engine:
     def step(self) -> None:
         for event in self.backend.step():
             generation = self._running[event.sequence.rid]
-            if isinstance(event, SequenceFailed):
-                generation.failure = event.message
-            else:
-                generation.pieces.append(event.piece)
-                item = event.sequence.advance(event.piece, end=event.end)
-                if item is not None:
-                    generation.take(item)
+            for item in self._items(generation, event):
+                generation.take(item)
             if generation.ended:
                 self._leave(generation)
+
+    @staticmethod
+    def _items(generation: Generation, event: Event) -> Iterable[Tok]:
+        match event:
+            case SequenceFailed():
+                generation.failure = event.message
+                return []
+            case PromptScored():
+                return event.sequence.echo_scored(event.scores, last=event.last)
+            case Scored():
+                generation.pieces.append(event.score.piece)
+                return event.sequence.advance_scored(event.score, event.end)
+            case Produced():
+                generation.pieces.append(event.piece)
+                item = event.sequence.advance(event.piece, end=event.end)
+                return [] if item is None else [item]
+            case _:
+                raise AssertionError(f"a sequence that generates gave {event}")
 
     def cancel(self, generation: Generation) -> None:
         self._leave(generation)

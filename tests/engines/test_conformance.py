@@ -10,6 +10,7 @@ from slimproc.engines.backend import create
 from slimproc.settings import EngineSettings
 from tests.engines.conformance import Conformance, SamplingConformance
 from tests.engines.driver import Engine
+from tests.engines.logprobs_conformance import LogprobsConformance, ModelLogprobsConformance
 from tests.models import tiny_random
 
 
@@ -37,13 +38,13 @@ def engines():
         engine.close()
 
 
-class TestLlamaCpp(SamplingConformance):
+class TestLlamaCpp(ModelLogprobsConformance, SamplingConformance):
     @pytest.fixture
     def open_engine(self, tiny_model, engines):
         return _opener("llama_cpp", tiny_model, engines)
 
 
-class TestFake(Conformance):
+class TestFake(LogprobsConformance, Conformance):
     @pytest.fixture
     def open_engine(self, engines):
         return _opener("fake", None, engines)

@@ -19,7 +19,7 @@ class Limits(NamedTuple):
 
 
 def work(call: Call, limit: int | None = None) -> GenerateRequest:
-    return call.generate(request_id="r", model=Limits(max_tokens_limit=limit), deadline=Deadline(9.0))
+    return call.work(request_id="r", model=Limits(max_tokens_limit=limit), deadline=Deadline(9.0))
 
 
 def refused(parse: Callable[[bytes], Any], body: bytes | dict[str, Any]) -> InvalidRequest:
@@ -62,4 +62,6 @@ RAW_NUMBERS = [b"NaN", b"-NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", 
 OPTIONAL = [
     "model", "stream", "stream_options", "n", "max_tokens", "stop", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice",
+    "json_schema", "grammar",
 ]  # fmt: skip

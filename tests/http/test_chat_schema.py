@@ -43,7 +43,7 @@ def test_messages_alone_mean_one_answer_to_the_end_of_the_context():
 def test_null_is_the_same_as_absent_for_every_optional_field():
     own = [
         "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice", "functions", "function_call",
-        "response_format", "modalities", "audio", "web_search_options",
+        "modalities", "audio", "web_search_options",
     ]  # fmt: skip
     assert {*OPTIONAL, *own, "messages"} == set(ChatBody.__struct_fields__)
     assert parse(**dict.fromkeys([*OPTIONAL, *own])) == parse()
@@ -253,10 +253,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ("tool_choice", "x"),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("logprobs", True),
-        ("top_logprobs", 2),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("modalities", ["text", "audio"]),
         ("modalities", []),
         ("audio", {"voice": "x", "format": "wav"}),
@@ -301,6 +297,27 @@ def test_their_harmless_values_and_unknown_fields_change_nothing(fields):
 )
 def test_they_have_types_too(name, value, param):
     assert refused(parse_chat, {"messages": [HI], name: value}).param == param
+
+
+@pytest.mark.parametrize(("fields", "count"), [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 20}, 20)])
+def test_logprobs_asks_for_the_tokens_own_and_top_logprobs_for_alternatives(fields, count):
+    assert parse(logprobs=True, **fields).logprobs == count
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": None}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+    ],
+)
+def test_alternatives_without_logprobs_and_numbers_out_of_range_are_refused_by_name(fields, param):
+    assert refused(parse_chat, {"messages": [HI], **fields}).param == param
 
 
 def test_a_stream_with_usage_is_read_as_one():

@@ -30,7 +30,7 @@ def test_a_prompt_alone_means_openais_defaults():
 
 def test_the_work_carries_the_id_the_models_own_name_and_the_deadline():
     call = parse(model="alias")
-    request = call.generate(request_id="r1", model=Limits("real"), deadline=Deadline(5.0))
+    request = call.work(request_id="r1", model=Limits("real"), deadline=Deadline(5.0))
     assert (call.model, request.id, request.model, request.deadline) == ("alias", "r1", "real", Deadline(5.0))
 
 
@@ -235,9 +235,6 @@ def test_what_is_no_number_and_what_is_too_large_to_be_one_is_refused(name, raw)
     [
         ("suffix", "x"),
         ("suffix", ""),
-        ("logprobs", 0),
-        ("logprobs", 5),
-        ("logprobs", True),
         ("best_of", 3),
         ("best_of", 0),
     ],
@@ -258,6 +255,20 @@ def test_the_routes_own_fields_have_types_too(name, value):
 )
 def test_their_harmless_values_pass(fields):
     parse(**fields)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_logprobs_asks_for_up_to_five_alternatives_and_0_for_the_tokens_alone(count):
+    assert parse(logprobs=count).logprobs == count
+
+
+@pytest.mark.parametrize("value", [-1, 6, 1.5, "2", True, [1], 10**30])
+def test_other_logprobs_are_refused_by_name(value):
+    assert refused(parse_completion, {"prompt": "p", "logprobs": value}).param == "logprobs"
+
+
+def test_without_logprobs_there_are_none():
+    assert parse().logprobs is parse(logprobs=None).logprobs is parse(logprobs=False).logprobs is None
 
 
 def test_unknown_fields_are_ignored():

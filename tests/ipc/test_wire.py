@@ -15,9 +15,11 @@ COMMANDS = [
     wire.Load(2**63 - 1, EngineSettings(model="m", backend="fake", slots=2, fake=FakeSettings(load_time=0.5)), 30.0),
     wire.Submit(rid=1, prompt="hello é 🎈"),
     wire.Submit(
-        rid=2**32, prompt=[1, 2, 3], literals=[(0, 4)], chat=True, max_tokens=0, stop=("a", "\n"), echo=True,
+        rid=2**32, prompt=[1, 2, 3], literals=[(0, 4)], chat=True, max_tokens=0, stop=("a", "\n"), echo=True, logprobs=3,
         sampling=SamplingParams(temperature=0.0, seed=7, logit_bias={5: -100.0}),
     ),
+    wire.Embed(rid=4, prompt="hello é 🎈", name="input"),
+    wire.Embed(rid=5, prompt=[1, 2], name="documents[3]", query="q", dimensions=256),
     wire.Cancel(3),
     wire.Tokenize(1, "text", add_special=True, parse_special=False),
     wire.Detokenize(2, [1, 2]),
@@ -64,7 +66,10 @@ def test_steps_round_trip(step):
     assert wire.decode_step(wire.encode(step)) == step
 
 
-@given(st.builds(wire.Failed, rid=COUNTS, code=st.text(st.characters(codec="utf-8"))))
+@given(
+    st.builds(wire.Failed, rid=COUNTS, code=st.text(st.characters(codec="utf-8")))
+    | st.builds(wire.Embedded, rid=COUNTS, vector=st.binary(), usage=st.none() | st.builds(Usage, COUNTS))
+)
 def test_events_round_trip(event):
     assert wire.decode_event(wire.encode(event)) == event
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -106,11 +107,17 @@ class Keeper:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     async def until(self, state: ReplicaState) -> None:
-        await eventually(lambda: self.replica.state is state, f"{self.replica} is {state.value}: {self.states}")
+        await self._eventually(lambda: self.replica.state is state, f"{self.replica} is {state.value}: {self.states}")
+
+    async def _eventually(self, condition: Callable[[], bool], what: str) -> None:
+        """An owner that has fallen is told at once."""
+        fallen = lambda: self.owner is not None and self.owner.done()  # noqa: E731
+        await eventually(lambda: condition() or fallen(), what)
+        assert not fallen(), self.owner
 
     async def until_ready(self, after: Incarnation | None = None) -> Incarnation:
         """Wait for an engine that serves, and is not ``after``."""
-        await eventually(
+        await self._eventually(
             lambda: self.replica.serving not in (None, after), f"{self.replica} serves: {self.replica.reason}"
         )
         assert self.replica.serving is not None

@@ -131,7 +131,7 @@ async def test_an_exit_whose_status_somebody_else_took_is_noticed():
         engine = await keeper.start()
         pid = engine.process.pid
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        os.waitpid(pid, 0)  # noqa: ASYNC222  # before the loop can
         await keeper.until_ready(after=engine)
         assert engine.status is not None
         assert engine.status.code == 255
@@ -204,7 +204,7 @@ async def test_an_engine_that_makes_no_step_is_killed_as_stalled(how):
 @looped
 async def test_a_slow_engine_that_makes_steps_is_not_stalled():
     """Steps count, and a backend that waits for its time steps once a second."""
-    async with Keeper(stall_timeout=1.6, ttft=2.0) as keeper:
+    async with Keeper(stall_timeout=1.5, ttft=1.7) as keeper:
         engine = await keeper.start()
         stream = keeper.generate()
         await eventually(lambda: stream.ended, "it ends")
@@ -291,7 +291,10 @@ async def test_a_second_ready_is_nonsense_and_costs_one_engine():
 
 
 class BadStream(RecordingStream):
+    taken = 0
+
     def take(self, item, at_ns, gathering) -> None:
+        self.taken += 1
         raise ValueError("cannot encode")
 
 
@@ -307,7 +310,8 @@ async def test_a_stream_that_cannot_take_its_token_costs_neither_a_slot_nor_the_
         )
         await eventually(lambda: engine.free_slots == 2, "both slots are free")
         assert isinstance(bad.error, InternalError)
-        assert bad.ends == 1
+        assert (bad.ends, bad.taken) == (1, 1), "it is asked no second time"
+        await eventually(lambda: good.ended, "the other one ends")
         assert good.text == "a" * 50
 
 
@@ -413,8 +417,8 @@ async def test_a_spawn_that_fails_half_way_leaves_nothing_open(step, monkeypatch
         raise OSError(24, "too many open files")
 
     before = psutil.Process().num_fds()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="too many"):
-        patch.setattr(process_module, step, refuse)
+    monkeypatch.setattr(process_module, step, refuse)
+    with pytest.raises(OSError, match="too many"):
         EngineProcess(name="m/0", replica=0, ring_size=1 << 16, credit="pipe", environ={})
     gc.collect()
     assert psutil.Process().num_fds() == before

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Final
 
-from slimproc.engines.backend import Produced, SequenceFailed
+from slimproc.engines.backend import Embedded, Event, Produced, SequenceFailed
+from slimproc.engines.fake.vectors import vector_of
+from slimproc.engines.pooled import PooledSequence
 
 if TYPE_CHECKING:
     from slimproc.engines.fake.script import Script
     from slimproc.engines.sequence import Sequence
-
-Event = Produced | SequenceFailed
 
 _PIECES: Final = [b" tok%d" % index for index in range(32_768)]
 """Formatting costs as much as the rest of a token, so the first ones are made once (4 ms, 1.4 MB)."""
@@ -38,7 +38,10 @@ def answer(
 
     ``sleep`` is what a scripted hang does for ever.
     """
-    events = _tokens(sequence, script, prompt, ended)
+    if isinstance(sequence, PooledSequence):
+        events = _vector(sequence, ended)
+    else:
+        events = _tokens(sequence, script, prompt, ended)
     faults: list[tuple[int, Iterator[Event]]] = []
     if script.die_at is not None:
         faults.append((script.die_at, _die(script.signal)))
@@ -52,6 +55,12 @@ def answer(
         parts += [islice(events, place - 1 - given), fault]
         given = place - 1
     return chain(*parts, events) if parts else events
+
+
+def _vector(sequence: PooledSequence, ended: Callable[[Sequence], None]) -> Iterator[Event]:
+    """All that comes of it, in the place of a first token."""
+    ended(sequence)
+    yield Embedded(sequence, vector_of(sequence))
 
 
 def _tokens(sequence: Sequence, script: Script, prompt: str, ended: Callable[[Sequence], None]) -> Iterator[Event]:
@@ -77,7 +86,7 @@ def _scripted_pieces(script: Script, prompt: str) -> list[bytes] | None:
     return [token.encode() if isinstance(token, str) else bytes.fromhex(token.hex) for token in script.tokens]
 
 
-def _last(event: Event, ended: Callable[[Sequence], None]) -> Iterator[Event]:
+def _last(event: Produced, ended: Callable[[Sequence], None]) -> Iterator[Event]:
     ended(event.sequence)
     yield event
 

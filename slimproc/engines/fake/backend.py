@@ -14,13 +14,17 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from slimproc.engines.fake import vocabulary
-from slimproc.engines.fake.answer import Event, answer
+from slimproc.engines.fake import vectors, vocabulary
+from slimproc.engines.fake.answer import answer
+from slimproc.engines.fake.scores import scored
 from slimproc.engines.fake.script import parse
-from slimproc.errors import LoadFailed
+from slimproc.errors import InvalidRequest, LoadFailed
 from slimproc.ipc.wire import ModelInfo
+from slimproc.request import EMBED, GENERATE, RERANK
 
 if TYPE_CHECKING:
+    from slimproc.engines.backend import Event
+    from slimproc.engines.grammar.vocabulary import GrammarVocabulary
     from slimproc.engines.sequence import Sequence
     from slimproc.settings import EngineSettings
 
@@ -63,6 +67,8 @@ class _Lane:
 
 class FakeBackend:
     """See ``backend.Backend``. ``clock`` (monotonic seconds) and ``sleep`` are arguments for tests."""
+
+    gives_logprobs = gives_prompt_logprobs = True
 
     def __init__(
         self,
@@ -112,6 +118,8 @@ class FakeBackend:
             chat_template=_CHATML,
             eos_token=vocabulary.END_OF_TURN,
             control_tokens=list(vocabulary.CONTROL_TOKENS),
+            capabilities=(GENERATE, EMBED, RERANK),
+            embedding_size=vectors.SIZE,
             details={"description": "fake", "bytes": fake.bytes},
         )
 
@@ -130,9 +138,16 @@ class FakeBackend:
         """Token ids of a rendered chat: control tokens are parsed outside the character spans of ``literals``."""
         return vocabulary.tokenize(text, parse_special=True, literals=literals)
 
+    def tokenize_input(self, text: str, *, query: str | None) -> list[int]:
+        return vocabulary.tokenize((query or "") + text, parse_special=False)
+
     def detokenize(self, tokens: list[int]) -> bytes:
         """Raises InvalidRequest for an id that is not in the vocabulary."""
         return vocabulary.detokenize(tokens)
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """Its answers are scripts: to bend them would hide what was asked for."""
+        raise InvalidRequest("the fake backend follows no grammar")
 
     # --- the batch --------------------------------------------------------------------------------------------
 
@@ -142,6 +157,8 @@ class FakeBackend:
         script = parse(prompt)
         now = self._clock()
         events = answer(sequence, script, prompt, ended=self._ended.append, sleep=self._sleep)
+        if sequence.scores is not None:
+            events = scored(events, sequence, script)
         latency = self._fake.token_latency if script.token_latency is None else script.token_latency
         run = _Run(sequence, events, latency=latency, first_at=now + self._fake.ttft)
         run.prefill_left, run.prefill_latency = script.prefill_steps, script.prefill_latency

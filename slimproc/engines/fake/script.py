@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal as signals
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -44,8 +44,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The step that should make this token never returns."""
     error_at: Position | None = None
     """The sequence fails instead of this token."""
-    logprob: Annotated[float, msgspec.Meta(le=0)] | None = None
-    """Of every token. Checked and kept; nothing reads it before answers carry log probabilities."""
+    logprob: Annotated[float, msgspec.Meta(le=0)] | Literal["-inf"] | None = None
+    """Of every token, where log probabilities are asked for; None: 0. JSON has no word for ``-inf`` but a string."""
     echo: bool = False
     """The tokens are the final prompt text, exactly as it reached the engine."""
 

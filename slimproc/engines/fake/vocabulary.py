@@ -47,7 +47,12 @@ def tokenize(text: str, *, parse_special: bool, literals: list[tuple[int, int]] 
 
 def detokenize(tokens: list[int]) -> bytes:
     """The bytes of ``tokens``. Raises InvalidRequest for an id that is not in the vocabulary."""
-    return b"".join(map(_piece, tokens))
+    return b"".join(pieces(tokens))
+
+
+def pieces(tokens: list[int]) -> list[bytes]:
+    """The bytes of each token. Raises InvalidRequest for an id that is not in the vocabulary."""
+    return list(map(_piece, tokens))
 
 
 def _pairs(text: str) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from slimproc.engines.llama_cpp.header import Header, check_file
 from slimproc.engines.llama_cpp.library import lib, native_log
+from slimproc.engines.llama_cpp.pooling import Pooling, capabilities, must_be_told, pooling_of
+from slimproc.engines.llama_cpp.prompt_scores import SCORED_ROWS
 from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
 from slimproc.engines.llama_cpp.vocabulary import Vocabulary
 from slimproc.errors import LoadFailed
@@ -20,6 +22,8 @@ from slimproc.settings import EngineSettings
 BATCH = 512
 """Tokens that one call of llama_decode takes (n_batch and n_ubatch): beyond it CPUs gain nothing, and nothing can be
 cancelled meanwhile."""
+TEXTS = 64
+"""Sequences that a model which makes vectors takes at least at once: they cost it no memory, and short texts share a call."""
 _DEFAULT_CONTEXT = 4096
 _CELLS = 256
 """llama.cpp rounds a slot's KV cells to a multiple of it, and warns if it has to."""
@@ -36,17 +40,22 @@ class LoadedModel:
             raise LoadFailed("llama_cpp needs a path", permanent=True)
         path = resolve(settings.path)
         header = check_file(path)
+        self.pooling: Pooling | None = None
         self.slots = settings.slots
         self.threads = settings.threads or default_threads(usable_cores())
         self._model: Any = None
         self.context: Any = None
         try:
             self._model = _load(str(path), settings.gpu_layers, progress)
-            _check_kind(self._model, header)
+            self.pooling = pooling_of(self._model, header, settings.pooling)
+            _check_vocabulary(self._model)
             self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self._model))
-            self.context_tokens = _context_tokens(settings, lib.llama_model_n_ctx_train(self._model))
+            trained = lib.llama_model_n_ctx_train(self._model)
+            self.context_tokens = _context_tokens(settings, trained, bounded=self.pooling is not None)
+            if self.pooling is not None:
+                self.slots = max(self.slots, TEXTS)
             self._kv_bytes = self._check_memory(header)
-            self._make_context()
+            self._make_context(header)
         except BaseException:
             self.close()
             raise
@@ -64,16 +73,42 @@ class LoadedModel:
             bos_token=self.vocabulary.bos_text,
             eos_token=self.vocabulary.eos_text,
             control_tokens=self.vocabulary.control_texts,
+            capabilities=capabilities(self.pooling),
+            embedding_size=self.vector_size if self.pooling not in (None, Pooling.RANK) else 0,
             details={
                 "description": _description(self._model),
                 "parameters": lib.llama_model_n_params(self._model),
                 "size_bytes": lib.llama_model_size(self._model),
-                "kv_bytes": self._kv_bytes,
+                "kv_bytes": self._kv_bytes if self.memory else 0,
                 "trained_context": lib.llama_model_n_ctx_train(self._model),
                 "threads": self.threads,
                 "gpu_offload": bool(lib.llama_supports_gpu_offload()),
             },
         )
+
+    @property
+    def vector_size(self) -> int:
+        """Values of a vector."""
+        return int(lib.llama_model_n_embd_out(self._model))
+
+    @property
+    def rank_values(self) -> int:
+        """Values that the head for ranking gives."""
+        return int(lib.llama_model_n_cls_out(self._model))
+
+    @property
+    def rank_template(self) -> str | None:
+        """How the model wants a query and a document put together, where its file says that."""
+        template = lib.llama_model_chat_template(self._model, b"rerank")
+        return template.decode("utf-8", "replace") if template else None
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens that one call takes. A text is read in one call, however long it is."""
+        if self.pooling is None:
+            return BATCH
+        # A whole number for each sequence: llama.cpp tries its graph with equal shares, and aborts if they are not.
+        return -(-max(BATCH, self.context_tokens) // self.slots) * self.slots
 
     def close(self) -> None:
         if self.context is not None:
@@ -89,7 +124,8 @@ class LoadedModel:
         They are touched while loading, and what the kernel then does to a process without memory nobody would
         understand. On a GPU the cache lies elsewhere, and llama.cpp says itself when that is full.
         """
-        kv_bytes = self.slots * self.context_tokens * _kv_bytes_per_token(self._model, header)
+        tokens = self.slots * self.context_tokens if self.pooling is None else self.batch_tokens
+        kv_bytes = tokens * _kv_bytes_per_token(self._model, header)
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if kv_bytes > physical and not lib.llama_supports_gpu_offload():
             raise LoadFailed(
@@ -99,21 +135,30 @@ class LoadedModel:
             )
         return kv_bytes
 
-    def _make_context(self) -> None:
+    def _make_context(self, header: Header) -> None:
         params = lib.llama_context_default_params()
-        params.n_ctx = self.slots * -(-self.context_tokens // _CELLS) * _CELLS
         params.n_seq_max = self.slots
-        params.n_batch = params.n_ubatch = BATCH
-        params.n_outputs_max = max(self.slots, 1)  # else room for BATCH rows of logits: 100 MB at 49,152 tokens
+        params.n_batch = params.n_ubatch = self.batch_tokens
+        if self.pooling is None:
+            params.n_ctx = self.slots * _in_cells(self.context_tokens)
+            # Else there is room for BATCH rows of logits: 100 MB at 49,152 tokens.
+            params.n_outputs_max = self.slots + SCORED_ROWS
+            params.kv_unified = False
+        else:
+            params.n_ctx = _in_cells(self.batch_tokens)
+            params.embeddings = True
+            params.pooling_type = int(self.pooling)
+            params.kv_unified = True
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.kv_unified = False
         params.swa_full = True  # a window's cache keeps no old tokens, so no prefix could be reused
         native_log.begin()
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             raise LoadFailed(native_log.cause("llama.cpp could not make a context (out of memory?)"))
         self.context = context
+        if self.pooling is None and not lib.llama_get_memory(context):
+            raise must_be_told(header.values.get("general.architecture", "?"))
         if lib.llama_n_ctx_seq(context) < self.context_tokens:
             raise LoadFailed(f"llama.cpp gave a slot only {lib.llama_n_ctx_seq(context)} tokens of context")
 
@@ -140,16 +185,19 @@ def check_settings(settings: EngineSettings) -> None:
             raise LoadFailed(f"{name} is {value}; it must be between {low} and {high}", permanent=True)
 
 
-def _context_tokens(settings: EngineSettings, trained: int) -> int:
+def _context_tokens(settings: EngineSettings, trained: int, *, bounded: bool) -> int:
+    """``bounded``: what reads texts whole often has a table of positions that it was trained with, and none after it."""
     if settings.context is None:
         return max(min(trained, _DEFAULT_CONTEXT), _MIN_CONTEXT) if trained > 0 else _DEFAULT_CONTEXT
-    if 0 < trained < settings.context:
-        print(  # noqa: T201  # stderr is this process's log
-            f"warning: context {settings.context} is more than the {trained} tokens this model was trained for",
-            file=sys.stderr,
-            flush=True,
-        )
-    return settings.context
+    if not 0 < trained < settings.context:
+        return settings.context
+    print(  # noqa: T201  # stderr is this process's log
+        f"warning: context {settings.context} is more than the {trained} tokens this model was trained for"
+        + (f", so it is {trained}" if bounded else ""),
+        file=sys.stderr,
+        flush=True,
+    )
+    return trained if bounded else settings.context
 
 
 def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) -> Any:
@@ -184,13 +232,13 @@ def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) 
     return model
 
 
-def _check_kind(model: Any, header: Header) -> None:
-    arch = header.values.get("general.architecture", "?")
-    generates = lib.llama_model_has_decoder(model) and not lib.llama_model_has_encoder(model)
-    if not generates or header.values.get(f"{arch}.attention.causal") is False or lib.llama_model_is_diffusion(model):
-        raise LoadFailed(f"a model of the kind {arch!r} does not generate text token by token", permanent=True)
+def _check_vocabulary(model: Any) -> None:
     if lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)) <= 0:
         raise LoadFailed("the model has no vocabulary", permanent=True)
+
+
+def _in_cells(tokens: int) -> int:
+    return -(-tokens // _CELLS) * _CELLS
 
 
 def _description(model: Any) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from slimproc.engines.grammar.matcher import GrammarMatcher
 from slimproc.errors import InvalidRequest
 from slimproc.request import SamplingParams
 
@@ -31,7 +32,14 @@ class NoChoiceError(Exception):
 class Sampler:
     """One sequence's way to choose. ``plain_greedy``: the largest logit as it is, for which no call is needed."""
 
-    def __init__(self, params: SamplingParams, prompt: list[int], vocab_size: int, ends: Ids) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: list[int],
+        vocab_size: int,
+        ends: Ids,
+        grammar: GrammarMatcher | None = None,
+    ) -> None:
         """``ends``: the model's end-of-generation tokens. Raises InvalidRequest for a bias outside the vocabulary."""
         self._params = params
         self._greedy = params.temperature < _GREEDY_BELOW
@@ -39,7 +47,8 @@ class Sampler:
         self._bias = _bias_arrays(params.logit_bias, vocab_size)
         self._barred = ends if params.ignore_eos else None
         self._penalties = Penalties(params, prompt) if _penalizes(params) else None
-        self._adjusts = self._bias is not None or self._barred is not None or self._penalties is not None
+        self._grammar = grammar
+        self._adjusts = any(part is not None for part in (self._bias, self._barred, self._penalties, grammar))
         self.plain_greedy = self._greedy and not self._adjusts
         # An omitted seed is drawn from the system for every sequence: nothing carries over from another.
         entropy = int.from_bytes(os.urandom(16), "little") if params.seed is None else params.seed % (1 << 64)
@@ -47,7 +56,7 @@ class Sampler:
         self._weights = np.zeros(0 if self._greedy else vocab_size, np.float32)
 
     def choose(self, row: Floats) -> int:
-        """The next token's id for a row of logits, which is left as it is. Raises NoChoiceError."""
+        """The next token's id for a row of logits, which is left as it is. Raises NoChoiceError, GrammarError."""
         if self._adjusts:
             row = self._adjusted(row)
         if self._greedy:
@@ -76,9 +85,20 @@ class Sampler:
         if self._bias is not None:
             ids, values = self._bias
             row[ids] += values
-        if self._barred is not None:
+        if self._grammar is not None:
+            np.copyto(row, -np.inf, where=~self._allowed(self._grammar))
+        elif self._barred is not None:
             row[self._barred] = -np.inf
         return row
+
+    def _allowed(self, grammar: GrammarMatcher) -> npt.NDArray[np.bool_]:
+        allowed = grammar.mask()
+        if self._barred is not None:
+            others = allowed.copy()
+            others[self._barred] = False
+            if others.any():  # else only an end is left, and to ignore it would leave nothing
+                return others
+        return allowed
 
 
 class Penalties:

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from slimproc.engines.backend import Produced, SequenceFailed
+from slimproc.engines.backend import Event, Produced, Scored, SequenceFailed
+from slimproc.engines.grammar.vocabulary import GrammarVocabulary
 from slimproc.engines.llama_cpp.batch import PrefillBudget
 from slimproc.engines.llama_cpp.slots import common_prefix
+from slimproc.engines.logprobs import score
+from slimproc.engines.mlx.following import Follower, Recorder
 from slimproc.engines.mlx.library import BatchGenerator, mx
 from slimproc.engines.mlx.model import LoadedModel
 from slimproc.engines.mlx.prefix import PrefixCache
@@ -24,6 +27,8 @@ from slimproc.settings import EngineSettings
 
 _MOST_PROMPT_TOKENS = 256
 """Prompt tokens in one step: nothing interrupts a step, and the running answers wait for it."""
+_LEAST_PROMPT_TOKENS = 16
+"""A prompt's part is a pass over the weights of its own, however short, so a shorter one would hardly be quicker."""
 _WORTH_A_COPY = 32
 """Common tokens for which a running sequence's KV is copied, or a prompt waits for the one that evaluates them."""
 
@@ -31,12 +36,21 @@ _WORTH_A_COPY = 32
 class Run:
     """One sequence here: first in the queue (no ``uid``), then with prompt tokens left, then answering."""
 
-    __slots__ = ("failed", "left", "processors", "sampler", "sequence", "uid")
+    __slots__ = ("failed", "follower", "left", "processors", "recorder", "sampler", "sequence", "uid")
 
-    def __init__(self, sequence: Sequence, sampler: Any, processors: list[Any]) -> None:
+    def __init__(self, sequence: Sequence, vocab_size: int, ends: frozenset[int]) -> None:
+        """Raises InvalidRequest for a bias outside the vocabulary."""
+        params = sequence.sampling
         self.sequence = sequence
-        self.sampler = sampler
-        self.processors = processors
+        self.sampler = make_sampler(params, vocab_size)
+        self.recorder = None if sequence.logprobs is None else Recorder()
+        self.follower: Follower | None = None
+        barred = ends if params.ignore_eos else frozenset[int]()
+        if sequence.grammar is not None:
+            self.follower = Follower(sequence.grammar, ends, ignore_ends=params.ignore_eos)
+            barred = frozenset()
+        adjusting = make_processors(params, sequence.prompt, vocab_size, barred)
+        self.processors = [one for one in (self.recorder, *adjusting, self.follower) if one is not None]
         self.uid: int | None = None
         """Its name in the generator."""
         self.left = len(sequence.prompt)
@@ -48,6 +62,7 @@ class MlxBackend:
     """The ``Backend`` over mlx-lm. The generator never ends a sequence by itself: that is the caller's to say."""
 
     poll_interval: float | None = None
+    gives_logprobs = True
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -77,6 +92,9 @@ class MlxBackend:
     def detokenize(self, tokens: list[int]) -> bytes:
         return self._vocabulary.detokenize(tokens)
 
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        return self._vocabulary.grammar_vocabulary()
+
     def close(self) -> None:
         """Let go of the model and all that belongs to it. No other method may be called afterwards."""
         if self._generator is not None:
@@ -92,8 +110,7 @@ class MlxBackend:
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         self._vocabulary.check(prompt, param="prompt")
-        processors = make_processors(sequence.sampling, prompt, size, self._vocabulary.ends)
-        run = Run(sequence, make_sampler(sequence.sampling, size), processors)
+        run = Run(sequence, size, self._vocabulary.ends)
         assert len(prompt) < self._model.context_tokens, "the caller refuses prompts that leave no room"
         self._active[sequence.rid] = run
         self._waiting.append(run)
@@ -118,7 +135,7 @@ class MlxBackend:
 
     def _join(self) -> None:
         """Let waiting sequences into the generator, in their order, as many as one step's prompt tokens are for."""
-        room = self._budget.tokens(self._answering())
+        room = self._prompt_room()
         while self._waiting and sum(run.left for run in self._by_uid.values()) < room:
             if self._soon_known(self._waiting[0]):
                 break
@@ -165,7 +182,7 @@ class MlxBackend:
 
     # --- one step ---------------------------------------------------------------------------------------------
 
-    def step(self) -> list[Produced | SequenceFailed]:
+    def step(self) -> list[Event]:
         """One call of the generator. Should it raise, or lose sequences, all that run fail and it is made anew."""
         if not self._active:
             return []
@@ -176,7 +193,7 @@ class MlxBackend:
             answering = self._answering()
             prefilling = len(self._by_uid) - answering
             if prefilling:
-                self._generator.prefill_step_size = max(1, self._budget.tokens(answering) // prefilling)
+                self._generator.prefill_step_size = max(1, self._prompt_room() // prefilling)
             began = time.monotonic()
             prompts, answers = self._generator.next()
         except Exception as error:  # noqa: BLE001  # whatever it is, the neighbours' caches are out of step now
@@ -198,16 +215,25 @@ class MlxBackend:
             run.left = left
         return evaluated
 
-    def _take(self, run: Run, answer: Any) -> Produced | SequenceFailed:
+    def _take(self, run: Run, answer: Any) -> Event:
         token: int = answer.token
+        sequence, follower = run.sequence, run.follower
+        if follower is not None and follower.failure is not None:
+            run.failed = True
+            return SequenceFailed(sequence, follower.failure)
         # An evaluated array is read in place; asking MLX for the number would wait for the next step.
         if not math.isfinite(np.asarray(answer.logprobs)[token]):
             run.failed = True
-            return SequenceFailed(run.sequence, "the model gave no token that can be chosen (NaN or all barred)")
+            return SequenceFailed(sequence, "the model gave no token that can be chosen (NaN or all barred)")
         end = token in self._vocabulary.ends
-        return Produced(run.sequence, b"" if end else self._vocabulary.piece(token), end)
+        piece = b"" if end else self._vocabulary.piece(token)
+        end = end or (follower is not None and follower.complete)
+        if run.recorder is None:
+            return Produced(sequence, piece, end)
+        its = score(run.recorder.take(), token, piece, sequence.logprobs or 0, self._vocabulary.spelled)
+        return Scored(sequence, its, end)
 
-    def _fail_all(self, reason: str) -> list[Produced | SequenceFailed]:
+    def _fail_all(self, reason: str) -> list[Event]:
         """Those that only wait have lost nothing."""
         lost = [run for run in self._active.values() if run not in self._waiting]
         for run in lost:
@@ -223,8 +249,15 @@ class MlxBackend:
         slots = self._model.slots
         self._broken = None
         self._generator = BatchGenerator(
-            self._model.network, completion_batch_size=slots, prefill_batch_size=slots, prefill_step_size=1
+            self._model.network,
+            completion_batch_size=slots,
+            prefill_batch_size=slots,
+            prefill_step_size=_MOST_PROMPT_TOKENS,  # its batches go on cutting by this; our own cut is made before
         )
+
+    def _prompt_room(self) -> int:
+        """How many prompt tokens the next step may take, all prompts together."""
+        return max(self._budget.tokens(self._answering()), _LEAST_PROMPT_TOKENS)
 
     def _answering(self) -> int:
         return sum(not run.left for run in self._by_uid.values())

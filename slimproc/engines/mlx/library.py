@@ -20,6 +20,9 @@ if sys.platform == "linux":
     # On CPUs MLX would run g++ on first use and load the result from a directory with a name that anyone can guess,
     # and break where the compiler does. Without it the same tokens come as fast.
     os.environ["MLX_DISABLE_COMPILE"] = "1"
+    # OpenBLAS was preloaded for us. The checker of grammars, our child, forks and must have one thread only.
+    preloaded = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name and "openblas" not in name]
+    os.environ["LD_PRELOAD"] = ":".join(preloaded)
 
 
 def _import() -> tuple[Any, Any, Any, Any, Any]:

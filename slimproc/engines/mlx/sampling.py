@@ -22,8 +22,8 @@ def make_sampler(params: SamplingParams, vocab_size: int) -> Sampler | None:
     return None if params.temperature < _GREEDY_BELOW else Sampler(params, vocab_size)
 
 
-def make_processors(params: SamplingParams, prompt: list[int], vocab_size: int, ends: frozenset[int]) -> list[Any]:
-    """What changes one sequence's logits before a token is chosen. ``ends``: the model's end-of-generation tokens.
+def make_processors(params: SamplingParams, prompt: list[int], vocab_size: int, barred: frozenset[int]) -> list[Any]:
+    """What changes one sequence's logits before a token is chosen. ``barred``: tokens that never are.
 
     Raises InvalidRequest for a bias outside the vocabulary.
     """
@@ -32,8 +32,7 @@ def make_processors(params: SamplingParams, prompt: list[int], vocab_size: int, 
         processors.append(Penalties(params, prompt, vocab_size))
     bias = dict(params.logit_bias)
     _check_ids(bias, vocab_size)
-    if params.ignore_eos:
-        bias |= {token: float("-inf") for token in ends if 0 <= token < vocab_size}
+    bias |= {token: float("-inf") for token in barred if 0 <= token < vocab_size}
     if bias:
         processors.append(Bias(bias, vocab_size))
     return processors
@@ -48,7 +47,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         self._temperature = params.temperature
         self._top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-        self._top_p = params.top_p
+        self._top_p = max(params.top_p, 1e-6)  # above 0 it leaves one token at least
         self._min_p = min(params.min_p, 1.0)
         self._limited = self._top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         # An omitted seed is drawn from the system for every sequence: nothing carries over from another.

@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+from slimproc.engines.grammar.vocabulary import GrammarVocabulary
 from slimproc.engines.mlx.directory import ModelDirectory
 from slimproc.engines.mlx.library import tokenizers
 from slimproc.engines.mlx.pieces import PieceDecoder
@@ -108,13 +109,13 @@ class Vocabulary:
         """The bytes that ``token`` adds to a text; none for a control token."""
         piece = self._pieces.get(token)
         if piece is None:
-            piece = self._pieces[token] = b"" if token in self._control else self._spelled(token)
+            piece = self._pieces[token] = b"" if token in self._control else self.spelled(token)
         return piece
 
     def detokenize(self, tokens: list[int]) -> bytes:
         """The text of ``tokens``, control tokens spelled out. Raises InvalidRequest for an id that does not exist."""
         self.check(tokens, param="tokens")
-        text = b"".join(map(self._spelled, tokens))
+        text = b"".join(map(self.spelled, tokens))
         if self._decoder.strips and tokens and tokens[0] not in self._added:
             return text.removeprefix(b" ")
         return text
@@ -127,12 +128,21 @@ class Vocabulary:
                 f"token id {unknown} is not in this model's vocabulary (0 to {self.size - 1})", param=param
             )
 
-    def _spelled(self, token: int) -> bytes:
+    def spelled(self, token: int) -> bytes:
+        """The bytes of ``token``, a control token's too."""
         added = self._added.get(token)
         if added is not None:
             return added.encode()
         text = self._whole.id_to_token(token)  # None for a row that only fills the matrix up
         return b"" if text is None else self._decoder.piece(text)
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """From any thread. Raises InvalidRequest for a model that knows no end."""
+        ends = sorted(token for token in self.ends if 0 <= token < self.size)
+        if not ends:
+            raise InvalidRequest("this model names no token that ends a text, so it can follow no grammar")
+        tokens = [b"" if token in self.ends else self.piece(token) for token in range(self.size)]
+        return GrammarVocabulary(tokens, ends, lambda text: self._encode(self._rest, text, parse_special=False))
 
 
 def _tokenizer(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Call: a parsed body that still lacks its model; what both endpoints make and one function turns into work."""
+"""A parsed body that still lacks its model: a Call of the routes that generate, a VectorCall of those that compute vectors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from slimproc.errors import InvalidRequest
-from slimproc.request import Deadline, GenerateRequest, Prompt, SamplingParams
+from slimproc.request import Deadline, EmbedRequest, GenerateRequest, GrammarSpec, Prompt, SamplingParams
 
 
 class ModelLimits(Protocol):
@@ -37,9 +37,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """What nothing means on this route; None: to the end of the context."""
     stop: tuple[str, ...]
     echo: bool = False
+    logprobs: int | None = None
+    """Alternatives to name for each token; None: no log probabilities."""
     sampling: SamplingParams
+    grammar: GrammarSpec | None = None
 
-    def generate(self, *, request_id: str, model: ModelLimits, deadline: Deadline) -> GenerateRequest:
+    def work(self, *, request_id: str, model: ModelLimits, deadline: Deadline) -> GenerateRequest:
         """The work. Raises InvalidRequest when more tokens are asked for than the model's limit allows.
 
         A default is cut to the limit instead, since nobody asked for it.
@@ -61,6 +64,30 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens=wanted,
             stop=self.stop,
             echo=self.echo,
+            logprobs=self.logprobs,
             sampling=self.sampling,
+            grammar=self.grammar,
+            deadline=deadline,
+        )
+
+
+class VectorCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that asks for one vector, or one rank, of each of its ``prompts``. Routes add how they answer."""
+
+    model: str | None
+    prompts: list[Prompt]
+    names: list[str]
+    """What the body calls each of them: ``input[3]``."""
+    query: str | None = None
+    dimensions: int | None = None
+
+    def work(self, *, request_id: str, model: ModelLimits, deadline: Deadline) -> EmbedRequest:
+        return EmbedRequest(
+            id=request_id,
+            model=model.name,
+            prompts=self.prompts,
+            names=self.names,
+            query=self.query,
+            dimensions=self.dimensions,
             deadline=deadline,
         )

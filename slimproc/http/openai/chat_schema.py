@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from slimproc.errors import InvalidRequest
 from slimproc.http.decode import decode, given, unsupported
 from slimproc.http.openai.call import Call
 from slimproc.http.openai.fields import Count, GenerationFields, refuse_given, token_count
@@ -11,21 +15,16 @@ from slimproc.http.openai.messages import Messages, plain_messages
 from slimproc.request import ChatPrompt
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
-
-
 class ChatBody(GenerationFields, kw_only=True):
     messages: Messages
     max_completion_tokens: Count | None = None
     """OpenAI's newer name for max_tokens; it wins."""
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[msgspec.Raw] | None = None
     tool_choice: str | dict[str, msgspec.Raw] | None = None
     functions: list[msgspec.Raw] | None = None
     function_call: str | dict[str, msgspec.Raw] | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     audio: msgspec.Raw = msgspec.Raw()
     web_search_options: msgspec.Raw = msgspec.Raw()
@@ -45,17 +44,25 @@ class ChatBody(GenerationFields, kw_only=True):
             max_tokens_field=field,
             default_max_tokens=None,
             stop=self.stops(),
+            logprobs=self._alternatives(),
             sampling=self.sampling(),
+            grammar=self.structure(),
         )
+
+    def _alternatives(self) -> int | None:
+        """Raises InvalidRequest for alternatives to tokens whose own log probabilities are not wanted."""
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequest("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
+        return None
 
     def _refuse_unsupported(self) -> None:
         """Meanings that this server does not have yet. Their harmless values, which SDKs fill in, are let pass."""
-        refuse_given(self, "logprobs", "top_logprobs", "tools", "functions")
+        refuse_given(self, "tools", "functions")
         for name in ("tool_choice", "function_call"):
             if getattr(self, name) not in (None, "none", "auto"):
                 raise unsupported(name)
-        if self.response_format is not None and self.response_format.type != "text":
-            raise unsupported("response_format")
         if self.modalities not in (None, ["text"]):
             raise unsupported("modalities", 'only ["text"] is supported')
         for name in ("audio", "web_search_options"):

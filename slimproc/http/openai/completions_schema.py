@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from slimproc.errors import InvalidRequest
-from slimproc.http.decode import decode, decode_field, unsupported
+from slimproc.http.decode import decode, unsupported
 from slimproc.http.openai.call import Call
-from slimproc.http.openai.fields import MAX_SEQUENCES, GenerationFields, TokenId, token_count
-from slimproc.request import Prompt
+from slimproc.http.openai.fields import MAX_SEQUENCES, GenerationFields, token_count
+from slimproc.http.openai.text_or_ids import TextOrIds
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's."""
@@ -24,18 +23,21 @@ class CompletionBody(GenerationFields, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
-    logprobs: int | bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
+    """How many of the likeliest tokens to name beside each token's own log probability. False is the same as null."""
 
     def call(self) -> Call:
         """Raises InvalidRequest."""
-        prompts = parse_prompt(bytes(self.prompt))
+        prompts, _ = _prompt.parse(bytes(self.prompt))
+        if [] in prompts:
+            raise InvalidRequest("prompt: a list of token ids is empty", param="prompt")
         n = self.copies(len(prompts))
         if self.best_of not in {None, 1, n}:
             raise unsupported("best_of", "only 1 or the value of n is supported")
         if self.suffix is not None:
             raise unsupported("suffix")
-        if self.logprobs is not None and self.logprobs is not False:
-            raise unsupported("logprobs")  # 0 asks for the chosen tokens' own
+        if self.logprobs is True:
+            raise InvalidRequest("logprobs: expected integer from 0 to 5, got true", param="logprobs")
         return Call(
             model=self.model,
             stream=bool(self.stream),
@@ -47,42 +49,17 @@ class CompletionBody(GenerationFields, kw_only=True):
             default_max_tokens=DEFAULT_MAX_TOKENS,
             stop=self.stops(),
             echo=bool(self.echo),
+            logprobs=None if isinstance(self.logprobs, bool) else self.logprobs,
             sampling=self.sampling(),
+            grammar=self.structure(),
         )
 
 
 _body = msgspec.json.Decoder(CompletionBody)
 
-_Ids = Annotated[list[TokenId], Meta(min_length=1)]
-_text = msgspec.json.Decoder(str)
-_texts = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1, max_length=MAX_SEQUENCES)])
-_ids = msgspec.json.Decoder(_Ids)
-_id_lists = msgspec.json.Decoder(Annotated[list[_Ids], Meta(min_length=1, max_length=MAX_SEQUENCES)])
-
-_FIRST: Final = re.compile(rb"\[\s*(.)", re.DOTALL)
+_prompt = TextOrIds("prompt", most=MAX_SEQUENCES)
 
 
 def parse_completion(body: bytes) -> Call:
     """Raises InvalidRequest, whose ``param`` names the field."""
     return decode(body, _body).call()
-
-
-def parse_prompt(value: bytes) -> list[Prompt]:
-    """The four forms: a string, a list of them, a list of token ids, a list of those. ``""`` is a prompt.
-
-    The first element says which form a list has; one of another form is refused. Raises InvalidRequest.
-    """
-    if not value:
-        raise InvalidRequest("prompt: is required", param="prompt")
-    first = _FIRST.match(value)
-    if first is None:
-        if not value.startswith(b'"'):
-            raise InvalidRequest("prompt: expected string or array", param="prompt")
-        return [decode_field(value, _text, "prompt")]
-    if first[1] in b"-0123456789":
-        return [decode_field(value, _ids, "prompt")]
-    if first[1] == b"[":
-        id_lists = decode_field(value, _id_lists, "prompt")
-        return list(id_lists)
-    texts = decode_field(value, _texts, "prompt")
-    return list(texts)

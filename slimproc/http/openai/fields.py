@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from slimproc.errors import InvalidRequest
 from slimproc.http.decode import unsupported
+from slimproc.http.openai.structure import StructureFields
 from slimproc.request import SamplingParams
 
 MAX_SEQUENCES: Final = 128
@@ -35,7 +36,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(StructureFields, kw_only=True):
     """What both bodies may carry. ``call`` in the subclasses turns it into a ``Call``."""
 
     model: str | None = None

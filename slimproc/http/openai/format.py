@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from slimproc.http.openai.logprobs import chat_logprobs, legacy_logprobs
+from slimproc.http.scored import ScoredStream
+from slimproc.ipc.wire import Logprob
 from slimproc.request import Finish, GenerateRequest
 from slimproc.stream import TokenStream
 
@@ -24,6 +27,9 @@ class AnswerFormat(Protocol):
 
     def head_and_tail(self, index: int) -> tuple[bytes, bytes]:
         """The bytes around a token's JSON text that make it one event."""
+
+    def scored_event(self, index: int, text: str, logprobs: list[Logprob]) -> bytes:
+        """One whole event with the log probabilities of its text."""
 
     def finish_events(self, index: int) -> dict[int, bytes]:
         """The closing event of a choice, by Finish."""
@@ -60,8 +66,19 @@ class _Format:
             chunk["usage"] = usage
         return b"data: " + _encode(chunk) + b"\n\n"
 
-    def _choice(self, index: int, text: str | None, finish: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str | None, finish: str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _logprobs(self, tokens: list[Logprob]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _all_logprobs(self, stream: TokenStream) -> dict[str, Any] | None:
+        return self._logprobs(stream.logprobs) if isinstance(stream, ScoredStream) else None
+
+    def scored_event(self, index: int, text: str, logprobs: list[Logprob]) -> bytes:
+        return self._event([self._choice(index, text, None, self._logprobs(logprobs))])
 
     def head_and_tail(self, index: int) -> tuple[bytes, bytes]:
         head, tail = self._event([self._choice(index, _MARK, None)]).rsplit(_encode(_MARK), 1)
@@ -102,14 +119,19 @@ class CompletionFormat(_Format):
     object = chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
-    def _choice(self, index: int, text: str | None, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text or "", "logprobs": None, "finish_reason": finish}
+    def _choice(
+        self, index: int, text: str | None, finish: str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, tokens: list[Logprob]) -> dict[str, Any]:
+        return legacy_logprobs(tokens, self._request.logprobs or 0)
 
     def prelude(self) -> bytes:
         return b""
 
     def _joined(self, stream: TokenStream) -> dict[str, Any]:
-        return self._choice(stream.index, stream.text, stream.finish.reason)
+        return self._choice(stream.index, stream.text, stream.finish.reason, self._all_logprobs(stream))
 
 
 class ChatFormat(_Format):
@@ -119,9 +141,14 @@ class ChatFormat(_Format):
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def _choice(self, index: int, text: str | None, finish: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str | None, finish: str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         delta = {} if text is None else {"content": text}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, tokens: list[Logprob]) -> dict[str, Any]:
+        return chat_logprobs(tokens)
 
     def prelude(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
@@ -132,4 +159,5 @@ class ChatFormat(_Format):
 
     def _joined(self, stream: TokenStream) -> dict[str, Any]:
         message = {"role": "assistant", "content": stream.text, "refusal": None}
-        return {"index": stream.index, "message": message, "logprobs": None, "finish_reason": stream.finish.reason}
+        logprobs = self._all_logprobs(stream)
+        return {"index": stream.index, "message": message, "logprobs": logprobs, "finish_reason": stream.finish.reason}

@@ -34,7 +34,9 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 
 def describe(gateway: Gateway, model: ModelConfig) -> dict[str, Any]:
-    """One entry of the list. ``context_length`` is per sequence, and null until a replica has been ready."""
+    """One entry of the list. ``context_length`` is per sequence; it and ``capabilities`` are null until a replica
+    has been ready, since the model's file says them.
+    """
     engines = [replica.engine for replica in gateway.supervisor.of(model.name)]
     ready = next((engine.ready for engine in engines if engine is not None and engine.ready is not None), None)
     context = ready.model.context if ready else None
@@ -47,6 +49,7 @@ def describe(gateway: Gateway, model: ModelConfig) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "context_length": context,
         "max_model_len": context,
+        "capabilities": ready.model.capabilities if ready else None,
         "queue_depth": gateway.admission.queue_depths()[model.name],
         "gpu": None,
         "gpus": [],

@@ -1,12 +1,14 @@
 """The fake backend gives the tokens that its script asks for, and refuses a script that it does not understand."""
 
 import json
+import math
 
 import pytest
 from driving import add, pieces, script
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from slimproc.engines.backend import Produced
+from slimproc.engines.backend import Produced, PromptScored, Scored, SequenceFailed
+from slimproc.engines.scores import Score
 from slimproc.errors import InvalidRequest
 from slimproc.request import SamplingParams
 
@@ -124,6 +126,8 @@ def test_what_is_not_a_line_of_its_own_is_no_script(make, clock, prompt):
         '!fake {"die_at": 1, "signal": 65}',
         '!fake {"signal": 9, "signal": 11}',
         '!fake {"logprob": 0.5}',
+        '!fake {"logprob": "inf"}',
+        '!fake {"logprob": -1e999}',
         json.dumps({"tokens": ["a" * (1 << 20)]}).join(["!fake ", ""]),
         json.dumps({"tokens": ["a"] * 65_537}).join(["!fake ", ""]),
     ],
@@ -140,5 +144,26 @@ def test_a_bad_script_is_the_callers_fault_and_leaves_nothing_behind(make, line)
     assert backend.step() == []
 
 
-def test_a_logprob_is_accepted(make, clock):
+def test_a_logprob_costs_a_request_nothing_that_did_not_ask(make, clock):
     assert pieces(make(), clock, script(tokens=["a"], logprob=-0.5)) == [b"a"]
+
+
+@pytest.mark.parametrize(("scripted", "given"), [(None, 0.0), (-0.5, -0.5), ("-inf", -math.inf)])
+def test_every_token_has_the_scripted_logprob_and_others_have_none(make, scripted, given):
+    backend = make()
+    sequence = add(backend, script(tokens=["a", "b"], logprob=scripted), logprobs=3)
+    for piece, end in ((b"a", False), (b"b", True)):
+        top = [(piece, given), (b" alt1", -math.inf), (b" alt2", -math.inf)]
+        assert backend.step() == [Scored(sequence, Score(piece, given, top), end)]
+    backend.remove(sequence)
+
+
+def test_a_scored_prompt_comes_before_the_answer_and_a_scripted_error_after_it(make):
+    backend = make()
+    prompt = script(error_at=1, logprob=-2)
+    sequence = add(backend, prompt, logprobs=0, echo=True)
+    (event,) = backend.step()
+    assert isinstance(event, PromptScored)
+    assert b"".join(score.piece for score in event.scores).decode() == prompt
+    assert [score.logprob for score in event.scores] == [None] + [-2.0] * (len(event.scores) - 1)
+    assert backend.step() == [SequenceFailed(sequence, "the script failed this sequence at token 1")]

@@ -1,7 +1,8 @@
-"""Engines on the MLX backend, and the tiny models that they run, both made once."""
+"""Engines on the MLX backend, and the tiny models that they run, both made once. Without mlx-lm all here is skipped."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,17 @@ import pytest
 from slimproc.engines.backend import create
 from slimproc.settings import EngineSettings
 from tests.engines.driver import Engine
-from tests.mlx_models import mlx_scripted, mlx_tiny_random
+
+if importlib.util.find_spec("mlx_lm") is not None:
+    from tests.mlx_models import mlx_scripted, mlx_tiny_random
+else:
+
+    class Skipped(pytest.Module):
+        def collect(self):
+            pytest.skip("mlx-lm is not installed: pip install -e '.[mlx]'", allow_module_level=True)
+
+    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+        return Skipped.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Structured output: from a GrammarSpec to the tokens that may come next."""

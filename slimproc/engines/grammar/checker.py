@@ -1,0 +1,148 @@
+"""The grammar checker: ``python -m slimproc.engines.grammar.checker PARENT_PID``, a child of an engine.
+
+Compiling a caller's grammar can overflow the native stack (a chain of 3,000 references), take minutes, or take all memory
+(``{"multipleOf": 999983}``). Here each one is first tried in a process of its own, which may die of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from slimproc.engines import lifeline
+from slimproc.engines.grammar import library, protocol
+from slimproc.engines.grammar.matcher import GrammarError, GrammarMatcher
+from slimproc.engines.grammar.vocabulary import GrammarVocabulary
+from slimproc.request import GrammarSpec
+
+DEADLINE = 5.0
+"""Seconds to translate, compile and try one grammar. Usual ones take milliseconds, the largest reasonable ones one."""
+_MEMORY = 256 << 20
+"""Bytes beyond what the checker has itself. Usual grammars take one or two million, the largest reasonable ones 60."""
+_STACK = 4 << 20
+"""Half of what the engine's threads have at least: what gets by here does not overflow there."""
+_ANY = LLMatcher.grammar_from_json_schema('{"type":"object"}')
+_TRIAL_STEPS = 12
+_SLOW_MASK = 0.25
+"""Seconds for one mask that are too many: running streams would wait for every such step."""
+
+
+def main(parent: int) -> None:
+    """Serve until the engine closes our stdin."""
+    lifeline.tie_to_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    table = protocol.decode_table(protocol.read(0))
+    vocabulary = GrammarVocabulary(table.tokens, table.ends)
+    tokenizer = library.make_tokenizer(vocabulary)
+    protocol.write(1, protocol.READY)
+    while True:
+        try:
+            spec = protocol.decode_spec(protocol.read(0))
+        except EOFError:
+            return
+        protocol.write(1, protocol.encode(_check(spec, tokenizer, len(table.tokens))))
+
+
+def _check(spec: GrammarSpec, tokenizer: LLTokenizer, width: int) -> protocol.Verdict:
+    """Try it in a forked child: this process has one thread, and the child needs nothing but what is in memory."""
+    receive, send = os.pipe()
+    checker = os.getpid()
+    child = os.fork()
+    if child == 0:
+        lifeline.tie_to_parent(checker)
+        os.close(receive)
+        _be_tried(spec, tokenizer, width, send)
+    os.close(send)
+    try:
+        return protocol.decode_verdict(protocol.read(receive, DEADLINE))
+    except TimeoutError:
+        return protocol.Verdict(refusal=f"compiling it takes more than {DEADLINE:g} s", final=False)
+    except EOFError:
+        return protocol.Verdict(refusal="compiling it takes too much memory or nesting")
+    finally:
+        os.close(receive)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _be_tried(spec: GrammarSpec, tokenizer: LLTokenizer, width: int, send: int) -> None:
+    """The child's whole life."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # a panic's or an allocator's last words are not for the engine's log
+        os.dup2(null, fd)
+    for kind, limit in ((resource.RLIMIT_AS, _address_space() + _MEMORY), (resource.RLIMIT_CPU, int(DEADLINE) + 1)):
+        with contextlib.suppress(OSError, ValueError):  # macOS has no limit on memory
+            resource.setrlimit(kind, (limit, limit))
+    threading.stack_size(_STACK)
+    thread = threading.Thread(target=_try, args=(spec, tokenizer, width, send))
+    thread.start()
+    thread.join()
+    os._exit(0)
+
+
+def _try(spec: GrammarSpec, tokenizer: LLTokenizer, width: int, send: int) -> None:
+    library.compile_grammar(tokenizer, _ANY)  # so that pages which any grammar touches do not count as this one's
+    before = _resident()
+    try:
+        grammar = library.translate(spec)
+        compiled = library.compile_grammar(tokenizer, grammar)
+        size = _resident() - before
+        _walk(GrammarMatcher(compiled.deep_copy(), width))
+        del compiled  # letting go of it recurses as deep as building it
+        verdict = protocol.Verdict(grammar=grammar, size=max(0, size))
+    except library.GrammarRefusedError as refusal:
+        verdict = protocol.Verdict(refusal=str(refusal))
+    except MemoryError:
+        verdict = protocol.Verdict(refusal="compiling it takes too much memory")
+    protocol.write(send, protocol.encode(verdict))
+
+
+def _walk(matcher: GrammarMatcher) -> None:
+    """Take a few steps at random. Raises GrammarRefusedError if there is no first one, or if they take too long."""
+    dice = random.Random(0)  # noqa: S311  # any way will do, the same one every time
+    for step in range(_TRIAL_STEPS):
+        began = time.thread_time()
+        try:
+            allowed = np.flatnonzero(matcher.mask())
+            if time.thread_time() - began > _SLOW_MASK:
+                raise library.GrammarRefusedError("following it takes too much time")
+            matcher.accept(int(dice.choice(allowed)))
+        except GrammarError as error:
+            if step == 0:
+                raise library.GrammarRefusedError(f"nothing can satisfy it, or it is too complex ({error})") from None
+            return
+        if matcher.stopped:
+            return
+
+
+def _address_space() -> int:
+    """Bytes."""
+    return _statm()[0]
+
+
+def _resident() -> int:
+    """Bytes."""
+    return _statm()[1]
+
+
+def _statm() -> tuple[int, int]:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # a pathlib import less in a child
+            pages = file.read().split()
+    except OSError:  # macOS
+        return 1 << 40, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

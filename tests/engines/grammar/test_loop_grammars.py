@@ -1,0 +1,158 @@
+"""A sequence with a grammar in the engine's loop: it waits beside the batch, joins it, is refused or cancelled."""
+
+from __future__ import annotations
+
+import select
+import threading
+
+import pytest
+
+from slimproc.engines.grammar.vocabulary import GrammarVocabulary
+from slimproc.errors import InvalidRequest
+from slimproc.ipc import wire
+from slimproc.request import Finish, GrammarSpec
+from tests.engines.test_loop import SLOTS, Front, StubBackend, Watchdog
+from tests.grammars import byte_vocabulary, schema
+
+XS = GrammarSpec("regex", "x{3}", "guided_regex")
+WRONG = schema({"type": "strin"})
+
+
+class FollowingBackend(StubBackend):
+    """``hold``: keeps the compiler from its work, as a long compilation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold = threading.Event()
+        self.hold.set()
+        self.grammars: list[object] = []
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        self.hold.wait(20)
+        return byte_vocabulary()
+
+    def add(self, sequence) -> None:
+        super().add(sequence)
+        self.grammars.append(sequence.grammar)
+
+    def remove(self, sequence) -> None:
+        self.sequences.pop(sequence.rid, None)
+
+
+@pytest.fixture
+def backend():
+    return FollowingBackend()
+
+
+@pytest.fixture
+def front(backend, monkeypatch):
+    watchdog = Watchdog()
+    monkeypatch.setattr("faulthandler.dump_traceback_later", watchdog.dump_traceback_later)
+    monkeypatch.setattr("faulthandler.cancel_dump_traceback_later", watchdog.cancel_dump_traceback_later)
+    front = Front(backend)
+    front.start()
+    yield front
+    backend.hold.set()
+    front.close()
+
+
+def test_it_joins_the_batch_with_its_matcher_once_that_is_there(front, backend):
+    front.submit(1, max_tokens=3, grammar=XS)
+    assert front.wait_end(1).finish == Finish.LENGTH
+    (matcher,) = backend.grammars
+    assert matcher.mask()[ord("x") + 3]
+
+
+def test_others_go_on_while_it_waits(front, backend):
+    backend.hold.clear()
+    front.submit(1, grammar=XS)
+    front.submit(2, max_tokens=10)
+    assert front.wait_end(2).finish == Finish.LENGTH
+    assert backend.added == [2]
+    backend.hold.set()
+    front.wait(lambda: front.heard.get(1))
+
+
+def test_steps_are_counted_while_nothing_but_a_grammar_is_waited_for(front, backend):
+    """Being alive is judged by steps."""
+    backend.hold.clear()
+    front.submit(1, grammar=XS)
+    front.wait(lambda: front.reader.progress().steps >= 2)
+    assert backend.steps == 0
+
+
+def test_it_has_its_slot_while_it_waits(front, backend):
+    backend.hold.clear()
+    for rid in range(1, SLOTS + 1):
+        front.submit(rid, grammar=XS)
+    front.submit(99, max_tokens=1)
+    assert "no free slot" in front.wait_end(99).message
+
+
+def test_it_can_be_cancelled_while_it_waits(front, backend):
+    backend.hold.clear()
+    front.submit(1, grammar=XS, echo=True)
+    front.submit(2, max_tokens=1)
+    front.wait_end(2)
+    front.send(wire.Cancel(1))
+    assert front.wait_end(1).finish == Finish.CANCELLED
+    backend.hold.set()
+    front.submit(3, max_tokens=1, grammar=XS)
+    front.wait_end(3)
+    assert backend.added == [2, 3]
+
+
+def test_what_nobody_waits_for_any_more_does_not_keep_the_engine_awake(front, backend):
+    backend.hold.clear()
+    front.submit(1, grammar=XS)
+    front.submit(2, max_tokens=1)
+    front.wait_end(2)
+    front.send(wire.Cancel(1))
+    front.wait_end(1)
+    awake = select.poll()
+    awake.register(front.loop._grammars.fd, select.POLLIN)
+    taken = front.loop._grammars.done
+    times = []
+    front.loop._grammars.done = lambda: times.append(1) or taken()
+    backend.hold.set()
+    front.wait(lambda: times and not awake.poll(0))
+    front.submit(3, max_tokens=1)
+    front.wait_end(3)
+    assert len(times) < 10
+
+
+def test_a_grammar_that_cannot_be_compiled_is_the_requests_fault_and_its_echo_is_not_heard(front):
+    for rid in (1, 2):  # the second time it is known to be wrong
+        front.submit(rid, grammar=WRONG, echo=True)
+        failure = front.wait_end(rid)
+        assert (failure.code, failure.param) == (InvalidRequest.code, "response_format")
+        assert len(front.heard[rid]) == 1
+
+
+def test_the_echo_comes_before_the_answer(front):
+    front.submit(1, "go", max_tokens=2, grammar=XS, echo=True)
+    front.wait_end(1)
+    assert front.text(1) == "goxx"
+
+
+def test_nothing_is_compiled_for_a_sequence_that_generates_nothing(front, backend):
+    backend.hold.clear()
+    front.submit(1, max_tokens=0, grammar=WRONG)
+    assert front.wait_end(1).finish == Finish.LENGTH
+
+
+def test_a_backend_may_still_refuse_a_sequence_whose_grammar_is_there(front, backend):
+    front.submit(1, "refuse:", grammar=XS)
+    assert front.wait_end(1).param == "prompt"
+    front.submit(2, max_tokens=1, grammar=XS)
+    assert front.wait_end(2).finish == Finish.LENGTH
+
+
+def test_an_engine_that_is_told_to_stop_does_not_wait_for_a_compilation(front, backend, monkeypatch):
+    monkeypatch.setattr("slimproc.engines.grammar.compiler._CLOSE_LIMIT", 0.05)
+    backend.hold.clear()
+    front.submit(1, grammar=XS)
+    front.submit(2, max_tokens=1)
+    front.wait_end(2)
+    front.send(wire.Shutdown())
+    front.join()
