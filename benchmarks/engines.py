@@ -117,7 +117,7 @@ _PROMPT = 16
 def against_batched_bench(options: Options) -> list[Comparison]:
     executable = llama_peers.find("llama-batched-bench", options.llama_batched_bench)
     model = llama_peers.model(options)
-    sequences, steps = ((1, 2), 8) if options.quick else ((1, 4, 8, 16), 32)
+    sequences, steps = ((1, 2), 8) if options.quick else ((1, 4, 8, 16), 48)
     found = []
     for threads in THREADS[:1] if options.quick else THREADS:
         shape = {"sequences": sequences, "steps": steps, "threads": threads}

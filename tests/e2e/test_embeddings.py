@@ -219,7 +219,7 @@ def test_a_client_that_leaves_frees_every_slot_of_its_inputs(serve):
 
 def test_the_inputs_of_one_request_are_spread_over_the_replicas(serve):
     server = serve(fake(replicas=2, slots=2, context=1000))
-    pending = begin(server, [SLOW + "x" * 300] * 9)
+    pending = begin(server, ["x" * 300 + "\n" + SLOW] * 9)
     server.wait_sequences(2, 2)
     pending.close()
     server.wait_idle()

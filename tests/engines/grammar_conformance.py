@@ -1,4 +1,4 @@
-"""What a backend that follows grammars promises; for random weights on a byte-level vocabulary (``tests/models.py``)."""
+"""What a backend that follows grammars promises; for random weights on a vocabulary of bytes (``tests/models.py``)."""
 
 from __future__ import annotations
 

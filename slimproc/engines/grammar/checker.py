@@ -1,6 +1,6 @@
 """The grammar checker: ``python -m slimproc.engines.grammar.checker PARENT_PID``, a child of an engine.
 
-Compiling a caller's grammar can overflow the native stack (a chain of 3,000 references), take minutes, or take all memory
+Compiling a caller's grammar can overflow the native stack (a chain of 3,000 references), take minutes, or all memory
 (``{"multipleOf": 999983}``). Here each one is first tried in a process of its own, which may die of it.
 """
 

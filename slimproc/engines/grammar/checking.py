@@ -1,4 +1,4 @@
-"""CheckerProcess: the grammar checker as its engine holds it: started when first needed, ended when it is of no more use."""
+"""CheckerProcess: the grammar checker as its engine holds it: started, asked one thing at a time, ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GrammarCompiler: compiles grammars in a thread beside the step loop, each one only after the checker has survived it."""
+"""GrammarCompiler: compiles grammars in a thread beside the step loop, once the checker has survived them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _WHITESPACE = r"([ ]|\n{1,2}[ \t]{0,20})?"
 """Between JSON's tokens: enough for any usual layout. Without a bound, small models go on with blanks for ever."""
 _SCHEMA_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE}
 _SCHEMA_OVERRIDES: JsonCompileOptions = {"lenient": False}
-"""A keyword that is not implemented is refused, whatever the schema says of itself: never a looser answer than asked for."""
+"""A keyword that is not implemented is refused, whatever the schema itself says: no answer is looser than asked for."""
 
 
 class GrammarRefusedError(Exception):

@@ -55,7 +55,7 @@ def write(fd: int, message: bytes) -> None:
 
 
 def read(fd: int, limit: float | None = None) -> bytes:
-    """One message. Raises EOFError when the other side is gone, TimeoutError when it is not whole in ``limit`` seconds."""
+    """One message. Raises EOFError when the other side is gone, TimeoutError after ``limit`` seconds."""
     deadline = None if limit is None else time.monotonic() + limit
     (length,) = _LENGTH.unpack(_read_exactly(fd, _LENGTH.size, deadline))
     return _read_exactly(fd, length, deadline)

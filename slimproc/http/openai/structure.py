@@ -1,6 +1,6 @@
-"""The fields by which a caller says what an answer must look like: OpenAI's, vLLM's and llama-server's; at most one counts.
+"""The fields by which a caller says what an answer must look like: OpenAI's, vLLM's, llama-server's; one at most.
 
-Nothing of it is written into the prompt: a model that should know why its words are being chosen is told so by its caller.
+Nothing of it is written into the prompt: a model that should know what is wanted of it is told so by its caller.
 """
 
 from __future__ import annotations
