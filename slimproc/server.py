@@ -23,8 +23,8 @@ from slimproc.ipc.region import create_region
 from slimproc.lag import LagMeter
 from slimproc.listeners import BACKLOG, Listeners
 from slimproc.metrics import Metrics
-from slimproc.replicas.incarnation import EngineLimits
-from slimproc.replicas.replica import Replica, ReplicaLimits
+from slimproc.replicas.limits import EngineLimits, ReplicaLimits
+from slimproc.replicas.replica import Replica
 from slimproc.replicas.supervisor import Supervisor
 
 if TYPE_CHECKING:

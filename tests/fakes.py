@@ -13,7 +13,7 @@ import uvloop
 
 from slimproc.errors import EngineCrashed, SlimprocError
 from slimproc.ipc.wire import ModelInfo, Submit, Tok
-from slimproc.replicas.incarnation import Slot
+from slimproc.replicas.slot import Slot
 from slimproc.replicas.states import ReplicaState
 from slimproc.request import Deadline, Finish, GenerateRequest, Usage
 from slimproc.stream import TokenStream

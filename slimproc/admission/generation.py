@@ -26,7 +26,7 @@ from slimproc.errors import (
     SlimprocError,
 )
 from slimproc.ipc import wire
-from slimproc.replicas.incarnation import Slot
+from slimproc.replicas.slot import Slot
 from slimproc.request import ChatPrompt, EmbedRequest, Prompt, Work
 from slimproc.stream import TokenStream
 

@@ -8,11 +8,12 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from slimproc.engines.acceptance import Acceptance
 from slimproc.engines.backend import Embedded, Produced, PromptScored, Scored, SequenceFailed
 from slimproc.engines.grammar.compiler import GrammarCompiler
-from slimproc.engines.pooled import PooledSequence, frames
+from slimproc.engines.pooled import frames
 from slimproc.engines.sequence import Sequence
-from slimproc.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from slimproc.errors import EngineError, InvalidRequest
 from slimproc.ipc import wire
 from slimproc.ipc.control import ControlClosed
 from slimproc.request import Finish
@@ -46,6 +47,7 @@ class EngineLoop:
         self._backend = backend
         self._ready = ready
         self._model = ready.model
+        self._acceptance = Acceptance(backend, ready.model)
         self._control = control
         self._ring = ring
         self._publisher = publisher
@@ -116,7 +118,7 @@ class EngineLoop:
             case wire.Cancel(rid):
                 self._cancel(rid)
             case wire.Tokenize() | wire.Detokenize():
-                self._answer(command)
+                self._say(self._acceptance.answer(command))
             case wire.Shutdown():
                 self._stopping = True
             case wire.Load():
@@ -124,7 +126,8 @@ class EngineLoop:
 
     def _submit(self, command: wire.Submit) -> None:
         try:
-            sequence = self._accept(command)
+            self._require_slot()
+            sequence = self._acceptance.sequence(command)
             if command.grammar is not None and sequence.limit:
                 sequence.grammar = self._compiler().request(command.rid, command.grammar)
                 if sequence.grammar is None:
@@ -159,9 +162,9 @@ class EngineLoop:
             self._fail(command.rid, error.code, error.message, error.param)
             return
         if sequence.scores_prompt:
-            sequence.echo_text = self._prompt_text(command)  # it goes out once the prompt was evaluated
+            sequence.echo_text = self._acceptance.prompt_text(command)  # it goes out once the prompt was evaluated
         elif command.echo:
-            self._pending.append(wire.Tok(command.rid, self._prompt_text(command), 0))
+            self._pending.append(wire.Tok(command.rid, self._acceptance.prompt_text(command), 0))
         if joins:
             self._sequences[command.rid] = sequence
             self._phase = 0
@@ -169,27 +172,10 @@ class EngineLoop:
             self._pending.append(sequence.end(Finish.LENGTH))
             self._publish_pending()
 
-    def _accept(self, command: wire.Submit) -> Sequence:
-        if len(self._sequences) + len(self._awaiting) >= self._model.slots:
-            raise EngineError("the engine has no free slot")
-        prompt = self._prompt_tokens(command)
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if len(prompt) >= self._model.context:
-            raise ContextLengthExceeded(
-                f"this model's context is {self._model.context} tokens, and the prompt alone has {len(prompt)}",
-                param="messages" if command.chat else "prompt",
-            )
-        sequence = Sequence(command, prompt, self._model.context)
-        able = "gives_prompt_logprobs" if sequence.scores_prompt else "gives_logprobs"
-        if sequence.scores is not None and not getattr(self._backend, able, False):
-            what = "logprobs with echo are" if sequence.scores_prompt else "logprobs are"
-            raise InvalidRequest(f"logprobs: {what} not supported for this model", param="logprobs")
-        return sequence
-
     def _embed(self, command: wire.Embed) -> None:
         try:
-            sequence = self._accept_input(command)
+            self._require_slot()
+            sequence = self._acceptance.pooled(command)
             self._backend.add(sequence)
         except (InvalidRequest, EngineError) as error:
             self._fail(command.rid, error.code, f"{command.name}: {error.message}", command.name)
@@ -197,42 +183,9 @@ class EngineLoop:
         self._sequences[command.rid] = sequence
         self._phase = 0
 
-    def _accept_input(self, command: wire.Embed) -> PooledSequence:
+    def _require_slot(self) -> None:
         if len(self._sequences) + len(self._awaiting) >= self._model.slots:
             raise EngineError("the engine has no free slot")
-        prompt = command.prompt
-        if isinstance(prompt, str):
-            prompt = self._backend.tokenize_input(prompt, query=command.query)
-        if not prompt:
-            raise InvalidRequest("the text has no tokens")
-        self._check_ids(prompt, command.name)
-        if len(prompt) > self._model.context:  # nothing is generated, so all of it may be the prompt's
-            raise ContextLengthExceeded(
-                f"this model's context is {self._model.context} tokens, and this has {len(prompt)}"
-            )
-        return PooledSequence(command, prompt, self._model.context)
-
-    def _prompt_tokens(self, command: wire.Submit) -> list[int]:
-        if isinstance(command.prompt, str):
-            if command.chat:
-                return self._backend.tokenize_spans(command.prompt, command.literals)
-            return self._backend.tokenize(command.prompt, add_special=True, parse_special=True)
-        self._check_ids(command.prompt, "prompt")
-        return command.prompt
-
-    def _check_ids(self, tokens: list[int], param: str) -> None:
-        """What is not in the vocabulary must never reach native code, which does not look."""
-        unknown = next((token for token in tokens if not 0 <= token < self._model.vocab_size), None)
-        if unknown is not None:
-            raise InvalidRequest(
-                f"token id {unknown} is not in this model's vocabulary (0 to {self._model.vocab_size - 1})",
-                param=param,
-            )
-
-    def _prompt_text(self, command: wire.Submit) -> str:
-        if isinstance(command.prompt, str):
-            return command.prompt
-        return self._backend.detokenize(command.prompt).decode("utf-8", "replace")
 
     def _cancel(self, rid: int) -> None:
         sequence = self._sequences.pop(rid, None)
@@ -246,22 +199,6 @@ class EngineLoop:
             return  # it ended while the command was on its way
         self._pending.append(sequence.end(Finish.CANCELLED))
         self._publish_pending()
-
-    def _answer(self, command: wire.Tokenize | wire.Detokenize) -> None:
-        report: wire.Report
-        try:
-            if isinstance(command, wire.Tokenize):
-                tokens = self._backend.tokenize(
-                    command.text, add_special=command.add_special, parse_special=command.parse_special
-                )
-                report = wire.Tokenized(command.question, tokens)
-            else:
-                self._check_ids(command.tokens, "tokens")
-                text = self._backend.detokenize(command.tokens).decode("utf-8", "replace")
-                report = wire.Detokenized(command.question, text)
-        except InvalidRequest as error:
-            report = wire.QuestionRefused(command.question, error.message, error.param)
-        self._say(report)
 
     def _say(self, report: wire.Report) -> None:
         self._control.send(wire.encode(report))

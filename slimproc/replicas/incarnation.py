@@ -9,8 +9,7 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from slimproc import logs
 from slimproc.errors import (
@@ -25,53 +24,16 @@ from slimproc.errors import (
 from slimproc.ipc import wire
 from slimproc.metrics import ModelMetrics
 from slimproc.replicas.environment import engine_environment
+from slimproc.replicas.limits import EngineLimits
 from slimproc.replicas.link import EngineLink
 from slimproc.replicas.process import EngineProcess, ExitStatus
+from slimproc.replicas.slot import Slot
+from slimproc.replicas.stall import StallWatch
 from slimproc.replicas.states import ReplicaEvent
 from slimproc.settings import EngineSettings
 from slimproc.stream import Flushable, TokenStream, VectorStream
 
 log = logs.get("slimproc.replica")
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """What an incarnation is given besides the model: sizes in bytes, times in seconds."""
-
-    ring_size: int
-    credit: str
-    stall_timeout: float
-    cancel_grace: float
-    environ: Mapping[str, str]
-
-
-class Slot:
-    """The right to start one sequence in one incarnation; taken at the decision, so that nobody else gets it."""
-
-    __slots__ = ("_engine", "rid")
-
-    def __init__(self, engine: Incarnation) -> None:
-        self._engine = engine
-        self.rid: int | None = None
-
-    @property
-    def model(self) -> wire.ModelInfo:
-        return self._engine.model
-
-    @property
-    def engine_name(self) -> str:
-        return self._engine.name
-
-    def start(self, stream: TokenStream, submit: Callable[[int], wire.Start]) -> None:
-        """Start a sequence; ``submit`` makes the command for the number it is given. It ends in ``stream``."""
-        self.rid = self._engine.start(stream, submit)
-
-    def cancel(self) -> None:
-        """Give the slot back, now if nothing was started, else when the engine says that it has stopped."""
-        if self.rid is None:
-            self._engine.give_back()
-        else:
-            self._engine.cancel(self.rid)
 
 
 class Incarnation:
@@ -96,13 +58,9 @@ class Incarnation:
         self._on_slot_free = on_slot_free
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, TokenStream] = {}
-        self._cancelled: dict[int, float] = {}
-        """When a sequence that is still in flight was asked to stop."""
         self._reserved = 0
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[wire.Report]] = {}
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._steps_seen = (0, 0.0)
         self._ready: wire.Ready | None = None
         self.progress = 0.0
         self.refused: wire.LoadRefused | None = None
@@ -116,6 +74,12 @@ class Incarnation:
             ring_size=limits.ring_size,
             credit=limits.credit,
             environ=engine_environment(limits.environ, settings.backend),
+        )
+        self._stall_watch = StallWatch(
+            lambda: self.process.reader.progress().steps,
+            lambda reason: self._post(ReplicaEvent.STALLED, self, reason),
+            stall_timeout=limits.stall_timeout,
+            cancel_grace=limits.cancel_grace,
         )
         self._link = EngineLink(self.process, self)
         self.process.watch_exit(self._on_exit)
@@ -166,15 +130,13 @@ class Incarnation:
             self._loop.call_soon(self._lose, rid, self._crash())
             return rid
         self._link.send(submit(rid))
-        if self._stall_timer is None:
-            self._steps_seen = (self.process.reader.progress().steps, self._loop.time())
-            self._arm_stall_timer()
+        self._stall_watch.started(rid)
         return rid
 
     def cancel(self, rid: int) -> None:
         """Ask the engine to stop a sequence; its terminal event frees the slot."""
         if rid in self._streams:
-            self._cancelled.setdefault(rid, self._loop.time())
+            self._stall_watch.asked_to_stop(rid)
             self._link.send(wire.Cancel(rid))
 
     # --- questions ------------------------------------------------------------------------------------------------
@@ -260,53 +222,14 @@ class Incarnation:
             self._on_slot_free()
 
     def _forget(self, rid: int) -> TokenStream | None:
-        stream = self._streams.pop(rid, None)
-        self._cancelled.pop(rid, None)
-        if not self._streams:
-            self._disarm_stall_timer()
-        return stream
+        self._stall_watch.ended(rid)
+        return self._streams.pop(rid, None)
 
     def _blame(self, rid: int, stream: TokenStream, error: Exception) -> None:
         log.exception("a stream failed to take its token", replica=self.name, error=repr(error))  # noqa: LOG004  # in one
         self.cancel(rid)
         self._streams[rid] = TokenStream(stream.index)  # takes what still comes
         stream.fail(InternalError("the answer could not be encoded"))
-
-    # --- alive means steps done ---------------------------------------------------------------------------------------
-
-    def _arm_stall_timer(self) -> None:
-        interval = min(1.0, self._limits.stall_timeout / 4, self._limits.cancel_grace / 4)
-        self._stall_timer = self._loop.call_later(interval, self._look_for_steps)
-
-    def _disarm_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
-    def _look_for_steps(self) -> None:
-        """Neither a process that exists nor one that answers is alive: one that makes steps is."""
-        steps, since = self._steps_seen
-        now_steps, now = self.process.reader.progress().steps, self._loop.time()
-        if now_steps != steps:
-            self._steps_seen = (now_steps, now)
-        elif now - since >= self._limits.stall_timeout:
-            self._stall_timer = None
-            reason = (
-                f"the engine made no step in {self._limits.stall_timeout:g} s with {self.in_flight} sequences in it"
-            )
-            self._post(ReplicaEvent.STALLED, self, reason)
-            return
-        if (
-            len(self._cancelled) == len(self._streams)
-            and now - min(self._cancelled.values()) > self._limits.cancel_grace
-        ):
-            # It works for nobody, and loading it again takes less than waiting. With a living request in it it is left
-            # alone: that one's steps, or their absence, decide.
-            self._stall_timer = None
-            reason = f"the engine did not stop a cancelled sequence in {self._limits.cancel_grace:g} s"
-            self._post(ReplicaEvent.STALLED, self, reason)
-            return
-        self._arm_stall_timer()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -328,7 +251,7 @@ class Incarnation:
     def bury(self, reason: str) -> None:
         """After EXITED: deliver what was published, then fail what is unfinished, then give everything back."""
         self.dead = True
-        self._disarm_stall_timer()
+        self._stall_watch.close()
         self._link.drain_what_is_left()
         self._link.close()
         lost = list(self._streams)
@@ -345,6 +268,3 @@ class Incarnation:
 
     def _crash(self) -> EngineCrashed:
         return EngineCrashed(f"the engine process ended while it had this request: {self._crash_reason}")
-
-    def uptime(self) -> float:
-        return time.monotonic() - self.ready_since if self._ready else 0.0

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from slimproc import logs
 from slimproc.metrics import ModelMetrics
-from slimproc.replicas.incarnation import EngineLimits, Incarnation
+from slimproc.replicas.incarnation import Incarnation
+from slimproc.replicas.limits import ReplicaLimits, ReplicaStatistics
 from slimproc.replicas.restart import RestartPolicy
 from slimproc.replicas.states import RUNNING, ReplicaEvent, ReplicaState, next_state
 from slimproc.settings import EngineSettings
@@ -22,33 +22,6 @@ from slimproc.settings import EngineSettings
 log = logs.get("slimproc.replica")
 
 _DOWNWARD = frozenset({ReplicaState.STOPPED, ReplicaState.DRAINING, ReplicaState.STOPPING})
-
-
-@dataclass(frozen=True)
-class ReplicaLimits:
-    """Times in seconds."""
-
-    load_timeout: float
-    unload_timeout: float
-    engine: EngineLimits
-
-
-@dataclass(frozen=True)
-class ReplicaStatistics:
-    """A frozen look at one replica, for ``/admin/replicas``, ``ps``, ``/readyz``, metrics and tests."""
-
-    model: str
-    replica: int
-    state: str
-    reason: str
-    progress: float
-    pid: int | None
-    sequences: int
-    slots: int
-    tokens: int
-    restarts: int
-    since: float
-    """Seconds in this state."""
 
 
 class _Heard(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
-from slimproc.replicas.replica import Replica, ReplicaStatistics
+from slimproc.replicas.limits import ReplicaStatistics
+from slimproc.replicas.replica import Replica
 
 
 class Supervisor:

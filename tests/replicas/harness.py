@@ -13,8 +13,9 @@ from typing import Any, Self
 from slimproc.ipc.credit import default_credit
 from slimproc.ipc.wire import Submit
 from slimproc.metrics import ModelMetrics
-from slimproc.replicas.incarnation import EngineLimits, Incarnation
-from slimproc.replicas.replica import Replica, ReplicaLimits
+from slimproc.replicas.incarnation import Incarnation
+from slimproc.replicas.limits import EngineLimits, ReplicaLimits
+from slimproc.replicas.replica import Replica
 from slimproc.replicas.restart import RestartPolicy
 from slimproc.replicas.states import ReplicaState
 from slimproc.settings import EngineSettings, FakeSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from slimproc.engines.backend import Event, Produced, Scored, SequenceFailed
 from slimproc.engines.grammar.matcher import GrammarError
 from slimproc.engines.grammar.vocabulary import GrammarVocabulary
-from slimproc.engines.llama_cpp.batch import Chunk, PrefillBudget, plan_batch
+from slimproc.engines.llama_cpp.batch import Chunk, plan_batch
 from slimproc.engines.llama_cpp.embedder import Embedder
 from slimproc.engines.llama_cpp.library import lib, native_log
 from slimproc.engines.llama_cpp.model import BATCH, LoadedModel
@@ -18,6 +18,7 @@ from slimproc.engines.llama_cpp.sampling import NoChoiceError, Sampler, greedy
 from slimproc.engines.llama_cpp.slots import SlotView, choose_slot
 from slimproc.engines.logprobs import score
 from slimproc.engines.pooled import PooledSequence
+from slimproc.engines.prefill import PrefillBudget
 from slimproc.engines.sequence import Sequence
 from slimproc.errors import InvalidRequest
 from slimproc.ipc.wire import ModelInfo

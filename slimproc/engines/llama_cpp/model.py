@@ -12,8 +12,8 @@ from slimproc.engines.llama_cpp.header import Header, check_file
 from slimproc.engines.llama_cpp.library import lib, native_log
 from slimproc.engines.llama_cpp.pooling import Pooling, capabilities, must_be_told, pooling_of
 from slimproc.engines.llama_cpp.prompt_scores import SCORED_ROWS
-from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
 from slimproc.engines.llama_cpp.vocabulary import Vocabulary
+from slimproc.engines.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve

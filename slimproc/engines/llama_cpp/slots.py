@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slimproc.engines.llama_cpp.batch import passes
+from slimproc.engines.prefix import common_prefix
 
 _TAKE_OVER_AT_LEAST = 16
 """Shared tokens below this (a BOS, a role's name) are no reason to prefer a slot."""
@@ -53,20 +54,6 @@ def choose_slot(prompt: list[int], slots: Sequence[SlotView], *, rewinds: bool =
     if rewinds and shared[best] - shared[chosen] >= _COPY_AT_LEAST:
         return Choice(chosen, shared[best], best)
     return Choice(chosen, shared[chosen])
-
-
-def common_prefix(one: list[int], other: list[int]) -> int:
-    """How many tokens the two have in common at their beginning."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # comparing slices is native code: faster than a loop even over most lengths twice
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _shared(prompt: list[int], kept: list[int], *, rewinds: bool) -> int:

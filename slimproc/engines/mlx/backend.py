@@ -12,14 +12,14 @@ import numpy as np
 
 from slimproc.engines.backend import Event, Produced, Scored, SequenceFailed
 from slimproc.engines.grammar.vocabulary import GrammarVocabulary
-from slimproc.engines.llama_cpp.batch import PrefillBudget
-from slimproc.engines.llama_cpp.slots import common_prefix
 from slimproc.engines.logprobs import score
 from slimproc.engines.mlx.following import Follower, Recorder
 from slimproc.engines.mlx.library import BatchGenerator, mx
 from slimproc.engines.mlx.model import LoadedModel
 from slimproc.engines.mlx.prefix import PrefixCache
 from slimproc.engines.mlx.sampling import make_processors, make_sampler
+from slimproc.engines.prefill import PrefillBudget
+from slimproc.engines.prefix import common_prefix
 from slimproc.engines.sequence import Sequence
 from slimproc.errors import InvalidRequest
 from slimproc.ipc.wire import ModelInfo

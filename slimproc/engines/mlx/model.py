@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
 from slimproc.engines.mlx import library
 from slimproc.engines.mlx.directory import ModelDirectory
 from slimproc.engines.mlx.library import mx
 from slimproc.engines.mlx.tokenizer import Vocabulary
+from slimproc.engines.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve

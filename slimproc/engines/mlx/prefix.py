@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-from slimproc.engines.llama_cpp.slots import common_prefix
 from slimproc.engines.mlx.library import can_trim, mx, trim
+from slimproc.engines.prefix import common_prefix
 
 _MOST_ENTRIES = 64
 """Each is compared with every new prompt."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimproc.engines.llama_cpp.batch import Chunk, PrefillBudget, passes, plan_batch, single_gaps
+from slimproc.engines.llama_cpp.batch import Chunk, passes, plan_batch, single_gaps
+from slimproc.engines.prefill import PrefillBudget
 
 
 def plan(pending, *, budget=100, room=512, fill=()):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slimproc.engines.backend import create
-from slimproc.engines.llama_cpp.threads import default_threads, usable_cores
+from slimproc.engines.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from tests.models import CHATML, aborts_in_first_step, aborts_in_load, broken_files, with_nan_weights
 

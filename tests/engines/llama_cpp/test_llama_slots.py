@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimproc.engines.llama_cpp.slots import Choice, SlotView, choose_slot, common_prefix
+from slimproc.engines.llama_cpp.slots import Choice, SlotView, choose_slot
+from slimproc.engines.prefix import common_prefix
 
 LONG = list(range(100, 300))
 

@@ -1,0 +1,79 @@
+"""How much of a prompt is read in one call, so that running answers go on and a cancel is soon heard. Pure."""
+
+from __future__ import annotations
+
+_STEP_STRETCH = 2.5
+"""A step with prompt tokens in it takes at most so many quiet steps. The promise is 3; the rest is for noise."""
+_ALONE_SECONDS = 0.25
+"""How long a call may take while no answer is running: nothing can be cancelled meanwhile."""
+_ALONE_LEAST = 32
+"""Fewer tokens a call would read all weights for too little work."""
+_UNKNOWN_ALONE, _UNKNOWN_BESIDE = 64, 8
+"""Before anything was measured."""
+_DOWN, _UP = 0.5, 0.1
+"""Weights of a new sample. What else runs on the machine only ever makes a step longer, so shorter is believed sooner."""
+
+
+class PrefillBudget:
+    """How many prompt tokens the next call may take, learned from how long calls took. Times in seconds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._quiet: dict[int, float] = {}
+        """Seconds of a step without prompt tokens, by the number of running answers."""
+        self._beside: float | None = None
+        """Seconds that one prompt token adds to a step with running answers."""
+        self._alone: float | None = None
+
+    def tokens(self, running: int) -> int:
+        """Prompt tokens for a call with ``running`` answers in it; at least 1, so that every prompt gets on."""
+        if running == 0:
+            if self._alone is None:
+                return min(_UNKNOWN_ALONE, self._most)
+            return min(max(int(_ALONE_SECONDS / self._alone), _ALONE_LEAST), self._most)
+        quiet, price = self._quiet_step(running), self._beside or self._alone
+        if quiet is None or price is None:
+            return min(_UNKNOWN_BESIDE, self._most)
+        return min(max(int((_STEP_STRETCH - 1) * quiet / price), 1), self._most)
+
+    def observe(self, running: int, prompt_tokens: int, seconds: float) -> None:
+        """Learn from a call with ``running`` answers and ``prompt_tokens`` tokens of prompts that took ``seconds``."""
+        if prompt_tokens == 0:
+            self._quiet[running] = _blend(self._quiet.get(running), seconds)
+        elif running == 0:
+            if prompt_tokens >= _ALONE_LEAST // 2:  # the rest of a prompt says little about a whole chunk
+                self._alone = _blend(self._alone, seconds / prompt_tokens)
+        else:
+            self._observe_mixed(running, prompt_tokens, seconds)
+
+    def _observe_mixed(self, running: int, prompt_tokens: int, seconds: float) -> None:
+        """Only a sum was seen: what is known of one part gives the other.
+
+        Under steady load a step without prompts may never come; the chunks must not stay as small as at the start.
+        """
+        price = self._beside or self._alone
+        if price is None:
+            self._beside = seconds / (prompt_tokens + running)
+        elif running not in self._quiet:
+            # Two thirds, because the pass that the prompt's tokens cost of their own is in the rest as well.
+            rest = max(seconds - price * prompt_tokens, 0.3 * seconds) * 2 / 3
+            self._quiet[running] = max(rest, self._quiet_step(running) or 0.0)
+        else:
+            beside = max(seconds - self._quiet[running], 0.1 * seconds) / prompt_tokens
+            self._beside = _blend(self._beside, beside)
+
+    def _quiet_step(self, running: int) -> float | None:
+        """The step of as many answers, or else of the nearest fewer (a step only grows), or a share of one of more."""
+        if running in self._quiet:
+            return self._quiet[running]
+        fewer = [count for count in self._quiet if count < running]
+        if fewer:
+            return self._quiet[max(fewer)]
+        more = [count for count in self._quiet if count > running]
+        return self._quiet[min(more)] * running / min(more) if more else None
+
+
+def _blend(old: float | None, new: float) -> float:
+    if old is None:
+        return new
+    return old + (new - old) * (_DOWN if new < old else _UP)
