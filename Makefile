@@ -18,7 +18,7 @@ serve: $(VENV)/installed-serve
 	$(BIN)/slimproc serve $(SERVE_ARGS)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -4,7 +4,8 @@
         [--llama-server PATH] [--llama-batched-bench PATH] [--model PATH] [--results DIRECTORY]
 
 Names are those of --list, or the numbers of the targets (S1 ...). Run it on an otherwise idle machine; it warns if it is
-not. All of it takes about 10 minutes.
+not. S1 to S4 and S12 take about 10 minutes with 5 runs; the others, which compute with a real model, can take three times
+that on two slow cores.
 """
 
 from __future__ import annotations

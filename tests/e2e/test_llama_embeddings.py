@@ -39,7 +39,9 @@ def client(server):
 def test_the_official_client_gets_the_models_vectors_by_default_and_as_numbers(client):
     by_default = client.embeddings.create(model="minilm", input=TEXTS)
     as_numbers = client.embeddings.create(model="minilm", input=TEXTS, encoding_format="float")
-    assert [entry.embedding for entry in by_default.data] == [entry.embedding for entry in as_numbers.data]
+    for packed, plain in zip(by_default.data, as_numbers.data, strict=True):
+        # The two requests may have met other texts in their batches, which changes the last bits of a float32.
+        assert packed.embedding == pytest.approx(plain.embedding, abs=1e-5)
     assert [entry.index for entry in by_default.data] == [0, 1, 2]
     assert by_default.usage.prompt_tokens == by_default.usage.total_tokens == sum(len(reference_ids(t)) for t in TEXTS)
     for text, entry in zip(TEXTS, by_default.data, strict=True):

@@ -24,6 +24,7 @@ def busy(tmp_path_factory):
         assert server.complete("hi", model="nope-\u00fc").status == 404
         assert server.get("/nowhere").status == 404
         assert server.begin(SLOW, headers={"x-request-timeout": "0.2"}, max_tokens=90_000).answer().status == 504
+        server.wait_idle()  # the only slot is free when the engine has stopped, a moment after the answer
         assert server.complete(script(error_at=1)).status == 500
         running = server.begin(SLOW, stream=True, max_tokens=90_000)
         server.wait_sequences(1)
