@@ -124,15 +124,16 @@ def test_the_first_chunks_beside_answers_are_small_while_nothing_is_known():
     assert PrefillBudget(512).tokens(3) <= 8
 
 
-def test_alone_a_prompt_gets_a_quarter_of_a_second_at_a_time():
+def test_alone_a_prompt_gets_whole_blocks_of_at_most_a_quarter_of_a_second():
     budget, machine = PrefillBudget(512), Machine()
     tokens = run(budget, machine, 0, 20)
-    assert 0.15 < machine.seconds(0, tokens) < 0.3
+    assert tokens % 64 == 0
+    assert 0.1 < machine.seconds(0, tokens) < 0.3
 
 
-def test_alone_a_fast_machine_gets_the_whole_batch_and_a_slow_one_no_less_than_32():
+def test_alone_a_fast_machine_gets_the_whole_batch_and_a_slow_one_no_less_than_a_block_of_64():
     assert run(PrefillBudget(512), Machine(weights=0.0, token=1e-6), 0, 20) == 512
-    assert run(PrefillBudget(512), Machine(token=1.0), 0, 20) == 32
+    assert run(PrefillBudget(512), Machine(token=1.0), 0, 20) == 64
 
 
 def test_one_slow_step_does_not_swell_the_chunks():
