@@ -234,8 +234,8 @@ class EngineLoop:
                 items.append(item)
                 if item.finish:
                     self._retire(sequence)
-                elif sequence.generated == 1:
-                    self._phase = 0
+        if self._phase == PHASE_PREFILL:
+            self._phase = 0  # somebody may have begun to answer
         if items or scored:
             self._publisher.publish(wire.Step(now, items, scored or None))
         elif self._publisher.backlog:

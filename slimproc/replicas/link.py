@@ -13,8 +13,9 @@ from slimproc.ipc.control import ControlClosed, ControlCorrupt
 from slimproc.replicas.process import EngineProcess
 from slimproc.stream import Flushable
 
-FRAMES_PER_WAKEUP = 16
-"""Without a bound a full ring drains in two or three turns of the loop that each last 0.2 s and more."""
+FRAMES_PER_WAKEUP = 32
+"""Without a bound a full ring drains in two or three turns of the loop that each last 0.2 s and more. The ring also stops
+a turn after a millisecond; below that, more frames mean fewer writes of a stream's joined text."""
 
 
 class Listener(Protocol):
