@@ -1,7 +1,7 @@
-"""What is counted, under which names and labels, and the Prometheus text of it.
+"""What is counted, and under which names and labels.
 
 Counting is plain Python (an attribute and an addition) because a labelled prometheus_client call per token costs more
-than the token; one collector reads the numbers when someone scrapes. Label values come from the configuration and the
+than the token; ``http/exposition.py`` reads the numbers when someone scrapes. Label values come from the configuration and the
 tuples below, never from a request, so the number of series is fixed at the start and all of them exist from then on.
 """
 
@@ -11,11 +11,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
 from slimproc import errors, logs
 
@@ -179,15 +174,9 @@ class Metrics:
         self._unnamed_rejected = dict.fromkeys(REJECTIONS, 0)
         self._gauges: dict[str, Callable[[], Reading]] = {}
         self.event_loop_lag = Histogram(SHORT_SECONDS)
-        self._registry = CollectorRegistry()
-        self._registry.register(_Reader(self))
 
     def __repr__(self) -> str:
         return f"<Metrics of {', '.join(self._models) or 'no model'}>"
-
-    @property
-    def content_type(self) -> str:
-        return CONTENT_TYPE_LATEST
 
     def model(self, name: str) -> ModelMetrics:
         """Where the model called ``name`` in the configuration counts. KeyError for any other name."""
@@ -204,10 +193,6 @@ class Metrics:
         if not any(family.name == name and family.kind == "gauge" for family in FAMILIES):
             raise KeyError(name)
         self._gauges[name] = read
-
-    def render(self) -> bytes:
-        """The Prometheus text, of ``content_type``."""
-        return generate_latest(self._registry)
 
     def read_gauge(self, name: str) -> Reading | None:
         """What the owner of a gauge says now; empty before it has one, None when it fails: no value beats a wrong one."""
@@ -241,32 +226,6 @@ class Metrics:
                 yield from (([name, value], reading.get((name, value), 0)) for value in family.values)
             else:
                 yield [name], reading.get(name, 0)
-
-
-class _Reader(Collector):
-    """Turns the plain numbers into prometheus_client's families at a scrape."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        for family in FAMILIES:
-            name = PREFIX + family.name
-            if family.kind == "gauge":
-                gauge = GaugeMetricFamily(name, family.help, labels=family.labels)
-                for labels, value in self._metrics.gauge_rows(family):
-                    gauge.add_metric(labels, value)
-                yield gauge
-            elif family.kind == "counter":
-                counter = CounterMetricFamily(name, family.help, labels=family.labels)
-                for labels, value in self._metrics.rows(family):
-                    counter.add_metric(labels, value)
-                yield counter
-            else:
-                histogram = HistogramMetricFamily(name, family.help, labels=family.labels)
-                for labels, value in self._metrics.rows(family):
-                    histogram.add_metric(labels, value.cumulative(), value.sum)
-                yield histogram
 
 
 def rejection(error: errors.SlimprocError) -> str:

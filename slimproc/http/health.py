@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from slimproc.http.exposition import Exposition
 from slimproc.http.gateway import Gateway
 from slimproc.http.openai.models import status
 from slimproc.replicas.states import ReplicaState
 
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
+    exposition = Exposition(gateway.metrics)
+
     async def health(_: web.Request) -> web.Response:
         return web.Response()
 
@@ -28,7 +31,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         )
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=gateway.metrics.render(), headers={"Content-Type": gateway.metrics.content_type})
+        return web.Response(body=exposition.render(), headers={"Content-Type": exposition.content_type})
 
     return [
         web.get("/health", health),

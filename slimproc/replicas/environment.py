@@ -22,6 +22,9 @@ def engine_environment(environ: Mapping[str, str], backend: str, *, openblas: Pa
     package = str(Path(__file__).resolve().parents[2])
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (package, kept.get("PYTHONPATH", ""))))
     kept["GGML_NO_BACKTRACE"] = "1"  # on abort ggml would start a debugger, and print to stdout
+    if backend == "llama_cpp":
+        # NumPy only samples there. Starting its BLAS's threads is a quarter of what importing it takes.
+        kept.setdefault("OPENBLAS_NUM_THREADS", "1")
     if backend == "mlx" and sys.platform == "linux" and openblas.exists():
         # The BLAS in MLX's own package for CPUs is the reference one: a prompt takes ten times as long with it.
         kept["LD_PRELOAD"] = ":".join(filter(None, (kept.get("LD_PRELOAD", ""), str(openblas))))

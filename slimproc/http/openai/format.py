@@ -5,6 +5,7 @@ The chunk templates are built once a request; a token only puts its text between
 
 from __future__ import annotations
 
+import abc
 import secrets
 import time
 from typing import Any, Protocol
@@ -44,7 +45,7 @@ class AnswerFormat(Protocol):
         """The whole answer at once."""
 
 
-class _Format:
+class _Format(abc.ABC):
     """What both routes share. ``model`` is the configured name, whatever alias the caller used."""
 
     object: str
@@ -66,13 +67,15 @@ class _Format:
             chunk["usage"] = usage
         return b"data: " + _encode(chunk) + b"\n\n"
 
+    @abc.abstractmethod
     def _choice(
         self, index: int, text: str | None, finish: str | None, logprobs: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice of a chunk; without ``text`` it closes the choice."""
 
+    @abc.abstractmethod
     def _logprobs(self, tokens: list[Logprob]) -> dict[str, Any]:
-        raise NotImplementedError
+        """The route's layout of them."""
 
     def _all_logprobs(self, stream: TokenStream) -> dict[str, Any] | None:
         return self._logprobs(stream.logprobs) if isinstance(stream, ScoredStream) else None
@@ -109,8 +112,9 @@ class _Format:
         choices = [self._joined(stream) for stream in streams]
         return _encode({**self._identity, "object": self.object, "choices": choices, "usage": self._usage(streams)})
 
+    @abc.abstractmethod
     def _joined(self, stream: TokenStream) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice of a whole answer."""
 
 
 class CompletionFormat(_Format):
