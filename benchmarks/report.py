@@ -17,7 +17,8 @@ PREFACE = """\
 Written by `python benchmarks/run.py`; do not edit. Medians, with the smallest and the largest value in brackets. Both
 sides of a ratio were measured in one session, in turns, each with a fresh server; a ratio above 1 means that slimproc is
 better. Absolute numbers hold for the machine named; ratios carry over better, though not to other core counts: server,
-engine and load client compete for the cores. The JSON beside this page has every single run.
+engine and load client compete for the cores. The JSON beside this page has every single run;
+what was missed, and why, is in [misses.md](misses.md).
 """
 
 
