@@ -6,6 +6,7 @@ Foreign exceptions become one of these once, at the border where they arise. Ass
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 EX_CONFIG = 78
@@ -97,6 +98,32 @@ class ServiceUnavailable(SlimprocError):
     code = "service_unavailable"
 
 
+class InsufficientMemory(ServiceUnavailable):
+    """The model does not fit, even if everything that may be evicted were. ``plan`` says so in numbers."""
+
+    code = "insufficient_memory"
+
+    def __init__(self, message: str, *, plan: Mapping[str, object] | None = None) -> None:
+        super().__init__(message, retry_after=5.0)
+        self.plan = plan
+
+
+class ModelFailed(ServiceUnavailable):
+    """The model's load failed, or it has failed for good."""
+
+
+class UnloadFailed(ServiceUnavailable):
+    """What was to be unloaded for this model could not be."""
+
+
+class LifecyclePending(ServiceUnavailable):
+    """Something on the device is still being loaded or unloaded, and nobody can say when that ends."""
+
+
+class NotReady(ServiceUnavailable):
+    """There is no fresh sample of the device's memory, or the model's server is not ready to be forwarded to."""
+
+
 class ShuttingDown(SlimprocError):
     status = 503
     code = "shutting_down"
@@ -108,6 +135,21 @@ class DeadlineExceeded(SlimprocError):
     status = 504
     code = "timeout"
     retryable = False
+
+
+class QueueTimeout(DeadlineExceeded):
+    """It waited for its turn as long as ``queue_timeout`` allows."""
+
+
+class DrainTimeout(DeadlineExceeded):
+    """The model that was to make room stayed busy as long as ``drain_timeout`` allows; it serves on."""
+
+
+class BackendFailed(SlimprocError):
+    """An upstream could not be reached, or broke off."""
+
+    status = 502
+    code = "bad_gateway"
 
 
 # --- our fault, or the engine's -----------------------------------------------------------------------------

@@ -27,6 +27,13 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the ledger is told that this engine holds."""
 
 
+class LoraAdapter(msgspec.Struct, frozen=True):
+    """A GGUF file with a low-rank adaptation of the model's weights."""
+
+    path: str
+    scale: float = 1.0
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One replica's engine. ``context`` is tokens per sequence; ``slots`` is sequences at once."""
 
@@ -42,4 +49,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None: all of them where llama.cpp was built for a GPU, else none."""
     pooling: str | None = None
     """mean, cls or last: make vectors that way, whatever the file says. None: as it says; without a word it generates."""
+    lora: tuple[LoraAdapter, ...] = ()
+    """llama_cpp only; all are in force at once, each with its scale."""
+    kv_type: str = "f16"
+    """llama_cpp only: f16, q8_0 or q4_0."""
+    flash_attention: bool = True
+    """llama_cpp only."""
+    mmap: bool = True
+    """llama_cpp only. False: the weights are read into memory of the engine's own."""
+    speculation: int = 0
+    """llama_cpp only: tokens that are guessed ahead by prompt lookup in a step; 0: none."""
     fake: FakeSettings = FakeSettings()

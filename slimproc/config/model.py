@@ -13,6 +13,7 @@ import msgspec
 
 from slimproc.config.problems import clip
 from slimproc.config.runtime import RuntimeDirectory
+from slimproc.config.upstream import Command, MemoryPolicy, MemoryProfile, Remote
 from slimproc.config.values import (
     BOOLEAN,
     GIB,

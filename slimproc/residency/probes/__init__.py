@@ -1,0 +1,1 @@
+"""What the machine's memory is, device by device: a child process samples it."""
