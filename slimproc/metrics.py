@@ -67,6 +67,8 @@ FAMILIES: Final = (
     Family("model_loads_total", "counter", "Loads of the model into an engine.", ("model", "outcome"), "loads", LOADS),
     Family("model_load_seconds", "histogram", "From an engine's start to READY, of loads that ended ok.",
            attribute="load_seconds"),
+    Family("evictions_total", "counter", "Times the model had to make room for another.", attribute="evictions"),
+    Family("memory_bytes", "gauge", "Memory of each device, as the ledger counts it.", ("device", "kind")),
     Family("ring_full_total", "counter", "Times an engine found its ring full.", attribute="ring_full"),
     Family("event_loop_lag_seconds", "histogram", "How late the front's event loop wakes from a timer.", ()),
 )  # fmt: skip
@@ -139,7 +141,7 @@ class ModelMetrics:
     """The numbers of one configured model. Owners add to the attributes; an unknown outcome or reason is a KeyError."""
 
     __slots__ = (
-        "batch_size", "cached_prompt_tokens", "decode_rate", "engine_restarts", "generated_tokens", "inter_token",
+        "batch_size", "cached_prompt_tokens", "decode_rate", "engine_restarts", "evictions", "generated_tokens", "inter_token",
         "load_seconds", "loads", "prompt_tokens", "queue_wait", "rejected", "request_duration", "requests", "ring_full",
         "ttft",
     )  # fmt: skip
@@ -156,6 +158,7 @@ class ModelMetrics:
         self.cached_prompt_tokens = 0
         self.generated_tokens = 0
         self.ring_full = 0
+        self.evictions = 0
         self.requests = dict.fromkeys(OUTCOMES, 0)
         self.rejected = dict.fromkeys(REJECTIONS, 0)
         self.engine_restarts = dict.fromkeys(RESTARTS, 0)
@@ -163,7 +166,9 @@ class ModelMetrics:
 
 
 Reading = Mapping[Any, float]
-"""A gauge's values by model, or by (model, state). What is missing is 0; what is not configured is left out."""
+"""A gauge's values by model, or by (model, state), where what is missing is 0 and what is not configured is left out; or by
+the labels of a family that has no model.
+"""
 
 
 class Metrics:
@@ -220,6 +225,9 @@ class Metrics:
         """The same of a gauge; none when it cannot be read."""
         reading = self.read_gauge(family.name)
         if reading is None:
+            return
+        if family.labels[0] != "model":  # the hardware's own, which no caller can make more of
+            yield from ((list(key), value) for key, value in sorted(reading.items()))
             return
         for name in self._models:
             if family.values:

@@ -69,6 +69,13 @@ def test_all_series_exist_from_the_start_and_are_zero(metrics):
     assert (PREFIX + "event_loop_lag_seconds_count",) in found
 
 
+def test_memory_is_told_by_device_and_kind_as_its_owner_names_them(metrics):
+    metrics.gauge("memory_bytes", lambda: {("host", "free"): 3, ("GPU-1", "held"): 4})
+
+    assert value(metrics, "memory_bytes", device="host", kind="free") == 3
+    assert value(metrics, "memory_bytes", device="GPU-1", kind="held") == 4
+
+
 def test_a_server_without_models_can_be_scraped():
     assert ("slimproc_event_loop_lag_seconds_sum",) in samples(Metrics([]))
 
@@ -80,6 +87,7 @@ def test_every_number_comes_out_under_its_name(metrics):
         "cached_prompt_tokens": ("cached_prompt_tokens_total", 12),
         "generated_tokens": ("generated_tokens_total", 13),
         "ring_full": ("ring_full_total", 14),
+        "evictions": ("evictions_total", 15),
     }
     for attribute, (_, number) in numbers.items():
         setattr(small, attribute, number)
