@@ -7,8 +7,11 @@ Prompts and answers go into none: that is the business of whoever logs.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
+import select
+import stat
 import sys
 import time
 from typing import Any, Final, TextIO
@@ -106,11 +109,26 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines, and lets nothing that goes wrong in doing so reach the program: not even a closed stderr."""
+    """Writes lines, and lets nothing that goes wrong in doing so reach the program: not a closed stderr, and not one that
+    is a pipe which nobody reads: that would stop the one thread of the front. What it does not take is lost, and counted.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._fd = _waiting_fd(stream)
+        self._lost = 0
+        self._cut = ""
+        """What ends a line of which only the beginning was taken."""
+        self._poll = select.poll()
+        if self._fd is not None:
+            self._poll.register(self._fd, select.POLLOUT)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
+            if self._fd is not None:
+                self._write_if_read(self._fd, line)
+                return
             try:
                 self.stream.write(line)
             except UnicodeEncodeError:
@@ -118,6 +136,28 @@ class _Handler(logging.StreamHandler[TextIO]):
             self.flush()
         except Exception:  # noqa: BLE001, S110  # there is nowhere left to tell it
             pass
+
+    def _write_if_read(self, fd: int, line: str) -> None:
+        """A pipe that is not full takes PIPE_BUF bytes without making anybody wait (POSIX, and pipe(7))."""
+        text = f"{self._cut}{self._lost} log lines were lost: nobody read them\n{line}" if self._lost else line
+        data = text.encode("utf-8", "backslashreplace")
+        for start in range(0, len(data), select.PIPE_BUF):
+            if not self._poll.poll(0):
+                self._lost += 1
+                self._cut = "\n" if start else self._cut
+                return
+            os.write(fd, data[start : start + select.PIPE_BUF])
+        self._lost, self._cut = 0, ""
+
+
+def _waiting_fd(stream: TextIO) -> int | None:
+    """The descriptor behind ``stream``, if a write to it can wait for somebody to read."""
+    try:
+        fd = stream.fileno()
+        mode = os.fstat(fd).st_mode
+    except (OSError, ValueError, AttributeError):
+        return None
+    return fd if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode) else None
 
 
 class _TextFormatter(logging.Formatter):

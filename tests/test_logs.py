@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import re
 
 import pytest
@@ -298,3 +299,39 @@ def test_a_harmless_request_id_is_kept(header):
 @pytest.mark.parametrize("header", [None, "", "x" * 65, "a b", "a\n", "a\r\nb", "é", "٣", "<x>", 'a"b', "a/b"])
 def test_any_other_request_id_is_replaced(header):
     assert re.fullmatch("[0-9a-f]{32}", logs.accept_request_id(header))
+
+
+@pytest.fixture
+def pipe():
+    """A pipe as stderr is one under many supervisors: the end to read from, and the stream to write to."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "w", encoding="utf-8") as write:
+        yield read, write
+
+
+def test_a_pipe_that_nobody_reads_stops_nobody_and_the_loss_is_told_when_somebody_does(pipe):
+    read, write = pipe
+    logs.configure("info", stream=write)
+
+    for number in range(5000):  # 64 KiB are full after a thousand
+        log.info("a line that nobody reads", number=number)
+    os.set_blocking(read.fileno(), False)
+    before = read.read().decode()
+    log.info("somebody reads again")
+    after = read.read().decode()
+
+    kept = before.count("\n")
+    assert 0 < kept < 5000
+    assert [line.rpartition("number=")[2] for line in before.splitlines()] == [str(n) for n in range(kept)]
+    assert after.startswith(f"{5000 - kept} log lines were lost: nobody read them\n")
+    assert "somebody reads again" in after
+
+
+def test_a_line_longer_than_a_pipe_takes_at_once_arrives_whole(pipe):
+    read, write = pipe
+    logs.configure("info", stream=write)
+
+    log.info("long", **{f"field{number}": "x" * 900 for number in range(20)})
+
+    os.set_blocking(read.fileno(), False)
+    assert read.read().decode().count("x" * 900) == 20

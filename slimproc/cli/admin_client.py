@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from slimproc.cli.configuration import read_or_exit
 from slimproc.config import Config, default_file
 from slimproc.errors import ServiceUnavailable
@@ -19,8 +21,8 @@ _SYSTEM_SOCKET = Path("/run/slimproc/admin.sock")
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT)
+    def __init__(self, path: Path, limit: float) -> None:
+        super().__init__("localhost", timeout=limit)
         self.path = path
 
     def connect(self) -> None:
@@ -29,22 +31,35 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def get(path: Path, route: str) -> bytes:
     """The body of a 200 answer. Raises ServiceUnavailable, in one line, for anything else."""
-    connection = _UnixConnection(path)
+    status, body = ask(path, "GET", route)
+    if status != 200:
+        raise ServiceUnavailable(f"the server at {path} answers {status} to GET {route}: {_message(body)}")
+    return body
+
+
+def ask(path: Path, method: str, route: str, limit: float = _TIMEOUT) -> tuple[int, bytes]:
+    """Status and body of an answer that comes within ``limit`` seconds. Raises ServiceUnavailable where none comes."""
+    connection = _UnixConnection(path, limit)
     try:
-        connection.request("GET", route)
+        connection.request(method, route)
         answer = connection.getresponse()
-        body = answer.read()
+        return answer.status, answer.read()
     except TimeoutError:
-        raise ServiceUnavailable(f"the server at {path} does not answer within {_TIMEOUT:g} seconds") from None
+        raise ServiceUnavailable(f"the server at {path} does not answer within {limit:g} seconds") from None
     except OSError as error:
         raise ServiceUnavailable(f"no server answers at {path}: {error.strerror or error}") from None
     except http.client.HTTPException as error:
         raise ServiceUnavailable(f"what answers at {path} speaks no HTTP ({type(error).__name__})") from None
     finally:
         connection.close()
-    if answer.status != 200:
-        raise ServiceUnavailable(f"the server at {path} answers {answer.status} to GET {route}")
-    return body
+
+
+def _message(body: bytes) -> str:
+    """What an error's body says, in one line."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
+        return "it does not say why"
 
 
 def find_socket(flags: Mapping[str, object]) -> Path:
