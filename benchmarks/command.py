@@ -51,7 +51,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--slim-serve", metavar="PATH", help="slim-serve or its virtual environment; none: without it")
     parser.add_argument("--llama-server", metavar="PATH", help="llama-server or its folder; none: without it")
     parser.add_argument("--llama-batched-bench", metavar="PATH", help="the same of llama-batched-bench")
-    parser.add_argument("--model", metavar="PATH", default=SMOLLM2, help="of S5 to S8 and S11 (SmolLM2)")
+    parser.add_argument("--model", metavar="PATH", default=SMOLLM2, help="of S5 to S8, S11 and S13 (SmolLM2)")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="DIRECTORY")
     return parser
 

@@ -64,8 +64,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         found = _MAX_TOKENS.search(data)
-        assert found, data
-        self._floor.answer(self._transport, int(found[1]))
+        if found:
+            self._floor.answer(self._transport, int(found[1]))
+        else:  # which models there are, say
+            self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
 
 async def serve(streams: int, tokens: int, per_write: int, every: float) -> None:

@@ -124,10 +124,10 @@ def _cpu_seconds(pid: int) -> float:
 class Slimproc(Server):
     """``slimproc serve``, whose engines can be asked for over its admin socket. With a ``port``, it is not waited for."""
 
-    def __init__(self, *arguments: str, port: int = 0) -> None:
+    def __init__(self, *arguments: str, port: int = 0, **environ: str) -> None:
         command = [sys.executable, "-m", "slimproc", "serve", "--port", str(port)]
         command += ["--admin-socket", "{directory}/admin.sock", *arguments]
-        super().__init__("slimproc", command, port=port or _SLIMPROC_PORT)
+        super().__init__("slimproc", command, port=port or _SLIMPROC_PORT, **environ)
 
     def processes(self) -> dict[str, int]:
         return {"front": self.process.pid, "engine": self.replica()["pid"]}

@@ -13,11 +13,14 @@ from __future__ import annotations
 import sys
 
 import engines
+import passing
+import prefill
 import prefix
 import recovery
 import ring_scenario
 import serving
 import startup
+import swapping
 from command import main
 
 SCENARIOS = [
@@ -27,6 +30,9 @@ SCENARIOS = [
     *prefix.SCENARIOS,
     *startup.SCENARIOS,
     *recovery.SCENARIOS,
+    *prefill.SCENARIOS,
+    *swapping.SCENARIOS,
+    *passing.SCENARIOS,
 ]
 
 if __name__ == "__main__":

@@ -1,31 +1,52 @@
-"""The sockets that are listened on: bound before anything is started, so that a port in use costs nothing."""
+"""The sockets that are listened on, the service manager's or our own: there before anything is started, so that a port
+in use costs nothing.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from slimproc.config import Config, Listen
+from slimproc.errors import ConfigError
 
 BACKLOG: Final = 1024
+PASSED_ADMIN: Final = "admin"
+"""What the service manager calls the admin socket that it passes (FileDescriptorName=); the other one is public."""
+
+_ALL_INTERFACES: Final = ("0.0.0.0", "::")  # noqa: S104  # what a passed socket may say
 
 
 class Listeners:
     """The public TCP socket and the admin's unix socket, which only its owner may open and which goes when we do."""
 
-    def __init__(self, config: Config) -> None:
-        """Bind both. Raises OSError, or ConfigError where the admin socket's directory is not safe."""
-        self._host = config.listen.host
-        self.public = _bind(config.listen)
-        self.port: int = self.public.getsockname()[1]
-        self.admin_path = config.admin_socket_for(self.port)
-        if config.admin_socket is None:
-            config.runtime.create()
-        self.admin = _bind_admin(self.admin_path)
+    def __init__(self, config: Config, passed: Mapping[str, socket.socket] | None = None) -> None:
+        """Take over what the service manager has ``passed``, and bind the rest as configured.
+
+        Raises OSError, or ConfigError where the admin socket's directory is not safe or the passed ones do not fit.
+        """
+        others = dict(passed or {})
+        admin = others.pop(PASSED_ADMIN, None)
+        if admin is not None and admin.family != socket.AF_UNIX:
+            raise ConfigError(f"the socket {PASSED_ADMIN!r} that systemd passed is no unix socket")
+        public = _only(others)
+        self.public = public or _bind(config.listen)
+        host, self.port = self.public.getsockname()[:2]
+        self._host = config.listen.host if public is None else host if host not in _ALL_INTERFACES else None
+        self._owns_admin = admin is None
+        if admin is None:
+            self.admin_path = config.admin_socket_for(self.port)
+            if config.admin_socket is None:
+                config.runtime.create()
+            self.admin = _bind_admin(self.admin_path)
+        else:
+            self.admin_path = Path(admin.getsockname())
+            self.admin = admin
 
     @property
     def url(self) -> str:
@@ -41,7 +62,22 @@ class Listeners:
     ) -> None:
         self.public.close()
         self.admin.close()
-        self.admin_path.unlink(missing_ok=True)
+        self.remove()
+
+    def remove(self) -> None:
+        """Take the admin socket's file away, unless it is the service manager's."""
+        if self._owns_admin:
+            self.admin_path.unlink(missing_ok=True)
+
+
+def _only(passed: dict[str, socket.socket]) -> socket.socket | None:
+    if len(passed) > 1:
+        raise ConfigError(f"systemd passed several public sockets ({', '.join(passed)}); there can be one")
+    for name, sock in passed.items():
+        if sock.family == socket.AF_UNIX:
+            raise ConfigError(f"the public socket {name!r} that systemd passed is no TCP socket")
+        return sock
+    return None
 
 
 def _bind(listen: Listen) -> socket.socket:

@@ -99,8 +99,21 @@ def _existing(spec: str, path: Path, otherwise: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         _fail(spec, f"cannot look at {path!s}: {reason}")
     if not exists:
-        _fail(spec, otherwise)
+        _fail(spec, _dangling(path) or otherwise)
     return path
+
+
+def _dangling(path: Path) -> str | None:
+    """What is wrong with a symbolic link that leads nowhere; None for what is no link."""
+    if not path.is_symlink():
+        return None
+    try:
+        path.resolve(strict=True)
+    except RuntimeError:
+        return f"{path} is a symbolic link that leads to itself"
+    except OSError:
+        pass
+    return f"{path} is a symbolic link to {path.readlink()}, which is not there"
 
 
 def _fail(spec: str, reason: str) -> NoReturn:

@@ -73,6 +73,9 @@ class Deadline(msgspec.Struct, frozen=True):
         return self.at - now
 
 
+NEVER = Deadline()
+
+
 class ChatPrompt(msgspec.Struct, frozen=True):
     """Messages that the model's own template will render at hand-over (roles checked, parts joined)."""
 
@@ -103,6 +106,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     grammar: GrammarSpec | None = None
     deadline: Deadline = Deadline()
+    queue_deadline: Deadline = Deadline()
+    """It has its first slot by then, or it is told that it waited too long."""
 
     @property
     def sequences(self) -> int:
@@ -130,6 +135,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     names: list[str]
     """What the caller calls each prompt (``input[3]``): an error names the one that it is about."""
     deadline: Deadline = Deadline()
+    queue_deadline: Deadline = Deadline()
 
     @property
     def sequences(self) -> int:

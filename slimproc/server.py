@@ -18,14 +18,17 @@ from slimproc.chat.book import TemplateBook
 from slimproc.chat.templates import Renderer
 from slimproc.config import Config
 from slimproc.errors import ConfigError
-from slimproc.ipc.credit import default_credit
+from slimproc.fleet import Fleet, credit_of
 from slimproc.ipc.region import create_region
 from slimproc.lag import LagMeter
 from slimproc.listeners import BACKLOG, Listeners
 from slimproc.metrics import Metrics
-from slimproc.replicas.limits import EngineLimits, ReplicaLimits
+from slimproc.replicas.environment import engine_environment
 from slimproc.replicas.replica import Replica
+from slimproc.replicas.states import ReplicaState
 from slimproc.replicas.supervisor import Supervisor
+from slimproc.residency.service import ResidencyService
+from slimproc.systemd import ServiceManager, take_sockets
 
 if TYPE_CHECKING:
     from slimproc.http.service import HttpService
@@ -37,26 +40,36 @@ EXIT_LIMIT: Final = 1.5
 
 
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
-    """Serve until told to stop; the process's exit status. What cannot be opened (a port in use) is one line and 1."""
+    """Serve until told to stop; the process's exit status. What cannot be opened (a port in use) is one line and 1.
+
+    Raises ConfigError.
+    """
     logs.configure(config.log_level, json=config.log_json)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would reap our engines unseen
     try:
         _try_ring(config)
-        listeners = Listeners(config)
-    except (OSError, ConfigError) as error:
-        sys.stderr.write(f"slimproc: {error.strerror or error if isinstance(error, OSError) else error.message}\n")
+        listeners = Listeners(config, take_sockets(os.environ))
+    except OSError as error:
+        sys.stderr.write(f"slimproc: {error.strerror or error}\n")
         return 1
     with listeners, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(config, listeners, os.environ if environ is None else environ).serve())
+        server = Server(config, listeners, os.environ if environ is None else environ)
+        try:
+            return runner.run(server.serve())
+        except BaseExceptionGroup as group:
+            raise _config_error(group) or group from None
+
+
+def _config_error(group: BaseException) -> ConfigError | None:
+    """The setting that turned out wrong once the machine had been looked at, if that is what ended the server."""
+    if isinstance(group, BaseExceptionGroup):
+        return next(filter(None, map(_config_error, group.exceptions)), None)
+    return group if isinstance(group, ConfigError) else None
 
 
 def _try_ring(config: Config) -> None:
     """Raise OSError now where no engine could ever be given its ring; a later shortage fails one load only."""
-    os.close(create_region(config.ring_size, epoch=0, replica=0, credit=_credit(config)))
-
-
-def _credit(config: Config) -> str:
-    return default_credit() if config.credit == "auto" else config.credit
+    os.close(create_region(config.ring_size, epoch=0, replica=0, credit=credit_of(config)))
 
 
 class Server:
@@ -68,7 +81,10 @@ class Server:
         self._metrics = Metrics(config.models)
         self._renderer = Renderer()
         templates = TemplateBook(self._renderer, _template_overrides(config))
-        self._supervisor = Supervisor(self._make_replicas(environ))
+        self._fleet = Fleet(config, self._metrics, environ, on_change=self._on_replica_change)
+        self._supervisor = Supervisor(
+            replica for model in config.models.values() for replica in self._fleet.replicas(model)
+        )
         self._admission = AdmissionController(
             self._supervisor,
             self._metrics,
@@ -76,35 +92,38 @@ class Server:
             models={name: ModelLimits(model.max_queue) for name, model in config.models.items()},
             max_queue_total=config.max_queue_total,
             refuse_while_loading=config.while_loading == "refuse",
+            strict=config.order == "strict",
         )
+        self._residency = ResidencyService(
+            config,
+            self._supervisor,
+            environ,
+            engine_environment(environ, "probe"),
+            demands=self._admission.demands,
+            fail_waiting=self._admission.fail_waiting,
+            on_eviction=self._count_eviction,
+        )
+        self._admission.on_demand = self._residency.manager.wake
+        self._manager = ServiceManager(environ)
         self._signalled = asyncio.Event()
         self._register_gauges()
 
-    def _make_replicas(self, environ: Mapping[str, str]) -> list[Replica]:
-        config = self._config
-        engine = EngineLimits(
-            ring_size=config.ring_size,
-            credit=_credit(config),
-            stall_timeout=config.stall_timeout,
-            cancel_grace=config.cancel_grace,
-            environ=environ,
-        )
-        return [
-            Replica(
-                index,
-                model.engine_settings(),
-                ReplicaLimits(model.load_timeout, model.unload_timeout, engine),
-                self._metrics.model(name),
-                on_change=self._on_replica_change,
-            )
-            for name, model in config.models.items()
-            for index in range(model.replicas)
-        ]
-
     def _on_replica_change(self, replica: Replica) -> None:
+        self._residency.manager.on_replica_change(replica)
         self._admission.on_replica_change(replica)
+        if not self._signalled.is_set():
+            self._manager.status(self._status())
+
+    def _status(self) -> str:
+        counts = self._supervisor.count_states()
+        ready = sum(count for (_, state), count in counts.items() if state == ReplicaState.READY.value)
+        return f"serving at {self._listeners.url}, {ready} of {sum(counts.values())} replicas ready"
+
+    def _count_eviction(self, model: str) -> None:
+        self._metrics.model(model).evictions += 1
 
     def _register_gauges(self) -> None:
+        self._metrics.gauge("memory_bytes", self._residency.statistics)
         self._metrics.gauge("queue_depth", self._admission.queue_depths)
         self._metrics.gauge("inflight_requests", self._admission.in_flight)
         self._metrics.gauge("replicas", self._supervisor.count_states)
@@ -117,12 +136,16 @@ class Server:
         async with asyncio.TaskGroup() as parent:
             owners = parent.create_task(self._supervisor.run(), name="supervisor")
             lag = parent.create_task(LagMeter(self._metrics.event_loop_lag).run(), name="lag")
-            self._supervisor.start_all()
+            watchdog = parent.create_task(self._manager.ping(), name="watchdog")
+            self._residency.start()
+            residency = parent.create_task(self._residency.run(), name="residency")
             rendering = parent.create_task(self._renderer.start(), name="renderers")
             http = await self._open_http()
+            self._manager.ready(self._status())
             await self._signalled.wait()
+            self._manager.stopping("waiting for running requests to end")
             await self._shut_down(http)
-            for task in (rendering, lag, owners):
+            for task in (rendering, lag, watchdog, residency, owners):
                 task.cancel()
         log.info("stopped")
         return 0
@@ -136,9 +159,9 @@ class Server:
         if self._signalled.is_set():
             log.warning("a second signal: stopping at once", signal=signal.Signals(number).name)
             for replica in self._supervisor:
-                if replica.engine is not None:
-                    replica.engine.kill()
-            self._listeners.admin_path.unlink(missing_ok=True)
+                if replica.life is not None:
+                    replica.life.kill()
+            self._listeners.remove()
             os._exit(128 + number)
         log.info("stopping", signal=signal.Signals(number).name)
         self._signalled.set()
@@ -146,7 +169,9 @@ class Server:
     async def _open_http(self) -> HttpService:
         # In a thread, and only now: the engines are spawned and load their models while aiohttp is being imported.
         module = await asyncio.to_thread(importlib.import_module, "slimproc.http.service")
-        http: HttpService = module.HttpService(self._config, self._supervisor, self._admission, self._metrics)
+        http: HttpService = module.HttpService(
+            self._config, self._supervisor, self._admission, self._metrics, self._residency
+        )
         await http.open(self._listeners.public, self._listeners.admin, backlog=BACKLOG)
         log.info("serving", version=__version__, url=self._listeners.url, admin=str(self._listeners.admin_path))
         return http
@@ -154,11 +179,13 @@ class Server:
     async def _shut_down(self, http: HttpService) -> None:
         """Nothing new; what runs has ``shutdown_timeout``; then the error in its stream, and the engines' end."""
         await http.stop_accepting()
+        self._residency.manager.close()
         self._admission.close()
         await self._admission.wait_idle(self._config.shutdown_timeout)
         self._admission.abort()
         await http.close_public()
         await self._supervisor.stop_all(0.0, EXIT_LIMIT)
+        await self._fleet.close()
         await self._renderer.close()
         await http.close_admin()
 

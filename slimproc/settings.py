@@ -59,4 +59,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """llama_cpp only. False: the weights are read into memory of the engine's own."""
     speculation: int = 0
     """llama_cpp only: tokens that are guessed ahead by prompt lookup in a step; 0: none."""
+    confine: str = "auto"
+    """What the engine gives up before it loads: strict, jit, off; auto: strict where its library can live with it."""
     fake: FakeSettings = FakeSettings()

@@ -35,7 +35,7 @@ def looped(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
-        assert not complaints
+        assert not complaints, complaints
 
     return run
 
@@ -94,6 +94,7 @@ class FakeEngine:
 
     def __init__(self, replica: FakeReplica, slots: int) -> None:
         self.name = replica.name
+        self.slots = slots
         self.model = ModelInfo(context=4096, slots=slots, vocab_size=1000)
         self.dead = False
         self.submits: dict[int, Submit] = {}
@@ -184,6 +185,10 @@ class FakeReplica:
     def serving(self) -> FakeEngine | None:
         return self.engine if self.state is ReplicaState.READY else None
 
+    @property
+    def serving_engine(self) -> FakeEngine | None:
+        return self.serving
+
     def served(self) -> None:
         self.well_served += 1
 
@@ -224,8 +229,9 @@ _ids = itertools.count(1)
 
 def request(model: str = "m", *, seconds: float | None = None, prompts: Any = None, **fields: Any) -> GenerateRequest:
     """A request for one short text; ``seconds`` until its deadline (None: it has none)."""
-    deadline = Deadline() if seconds is None else Deadline.after(seconds, time.monotonic())
-    return GenerateRequest(id=f"r{next(_ids)}", model=model, prompts=prompts or ["hello"], deadline=deadline, **fields)
+    if seconds is not None:
+        fields["deadline"] = Deadline.after(seconds, time.monotonic())
+    return GenerateRequest(id=f"r{next(_ids)}", model=model, prompts=prompts or ["hello"], **fields)
 
 
 def streams_for(wanted: GenerateRequest) -> list[TokenStream]:

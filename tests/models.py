@@ -5,7 +5,6 @@ Byte-level vocabulary: id 3 + b is the byte b, ids 0 to 2 are control tokens. Ne
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import gguf
@@ -22,9 +21,17 @@ HELLO = [b"Hello", b" there", b"!", b" caf", b"\xc3", b"\xa9", b" ", b"\xf0\x9f"
 
 
 def tiny_random(
-    path: Path, *, size: int = 64, layers: int = 2, context: int = 2048, seed: int = 0, bos: bool = False
+    path: Path,
+    *,
+    size: int = 64,
+    layers: int = 2,
+    context: int = 2048,
+    seed: int = 0,
+    bos: bool = False,
+    tied: bool = False,
 ) -> Path:
-    """A llama with random weights: arbitrary bytes, hardly ever an end. ``bos``: its tokenizer adds one.
+    """A llama with random weights: arbitrary bytes, hardly ever an end. ``bos``: its tokenizer adds one; ``tied``: its
+    embedding is its output, too.
 
     Raise ``size`` and ``layers`` for a slower one (512 and 12: 112 MB, some hundred tokens a second).
     """
@@ -52,8 +59,49 @@ def tiny_random(
             f"blk.{layer}.ffn_up": weights(hidden, size, scale=0.1),
             f"blk.{layer}.ffn_down": weights(size, hidden, scale=0.1),
         }
+    if tied:
+        del tensors["output"]
     shape = _Shape(size, layers, heads, kv_heads, width, hidden, context)
     return _write(path, "tiny-random", shape, words, tensors, bos=bos)
+
+
+def lora(
+    path: Path,
+    pairs: dict[str, tuple[int, int]] | None = None,
+    *,
+    rank: int = 4,
+    alpha: float = 8.0,
+    arch: str = "llama",
+    keys: dict[str, object] | None = None,
+    half: bool = False,
+    turned: bool = False,
+) -> Path:
+    """A LoRA adapter with random weights. ``pairs``: what it adapts, with the tensor's sizes (in, out); without any,
+    it is one for ``tiny_random`` as it comes. ``keys`` replaces keys, or leaves one out (None); ``half``: no second halves;
+    ``turned``: sizes the other way round, as for an embedding.
+    """
+    random = np.random.default_rng(11)
+    writer = gguf.GGUFWriter(str(path), arch)
+    described = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": alpha, **(keys or {})}
+    for key, value in described.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+    for name, (into, out) in ({"blk.0.ffn_down.weight": (128, 64)} if pairs is None else pairs).items():
+        first = random.standard_normal((rank, into)).astype(np.float32)
+        writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(first.T) if turned else first)
+        if not half:
+            writer.add_tensor(f"{name}.lora_b", random.standard_normal((out, rank)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def scripted(path: Path, chunks: list[bytes] | None = None, *, context: int = 2048, least_size: int = 0) -> Path:
@@ -144,104 +192,3 @@ def _spelled(data: bytes) -> str:
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return "".join(chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in data)
-
-
-# --- broken files -------------------------------------------------------------------------------------------------
-
-
-def aborts_in_load(path: Path, good: Path) -> Path:
-    """A file on which llama.cpp ends the process while it loads (an assertion on the number of layers)."""
-    return _with_value(path, good, "llama.block_count", struct.pack("<I", 0))
-
-
-def aborts_in_first_step(path: Path, good: Path) -> Path:
-    """A file that loads, and on which llama.cpp ends the process in the first step (an assertion on epsilon)."""
-    return _with_value(path, good, "llama.attention.layer_norm_rms_epsilon", struct.pack("<f", -1.0))
-
-
-def with_nan_weights(path: Path, good: Path) -> Path:
-    """A file that loads and whose every logit is NaN."""
-    data = bytearray(good.read_bytes())
-    begin = gguf.GGUFReader(good).data_offset
-    data[begin:] = struct.pack("<f", float("nan")) * ((len(data) - begin) // 4)
-    path.write_bytes(data)
-    return path
-
-
-def _with_value(path: Path, good: Path, key: str, value: bytes) -> Path:
-    data = bytearray(good.read_bytes())
-    at = gguf.GGUFReader(good).fields[key].offset + 8 + len(key) + 4
-    data[at : at + len(value)] = value
-    path.write_bytes(data)
-    return path
-
-
-def broken_files(good: Path) -> dict[str, bytes]:
-    """Contents of files that are no models, or parts of one, by what is wrong with each."""
-    data = good.read_bytes()
-    reader = gguf.GGUFReader(good)
-    first = reader.tensors[0].field.offset
-    dimensions = first + 8 + len(reader.tensors[0].name)
-    kind = dimensions + 4 + 8 * len(reader.tensors[0].shape)
-    words = reader.fields["tokenizer.ggml.tokens"].offset + 8 + len("tokenizer.ggml.tokens") + 4
-    layers = reader.fields["llama.block_count"].offset + 8 + len("llama.block_count")
-
-    def put(at: int, code: str, *values: int) -> bytes:
-        changed = bytearray(data)
-        struct.pack_into(code, changed, at, *values)
-        return bytes(changed)
-
-    def key(name: str, value: int) -> bytes:
-        return put(reader.fields[name].offset + 8 + len(name) + 4, "<I", value)
-
-    middle = reader.data_offset + (len(data) - reader.data_offset) // 2
-    return {
-        "empty": b"",
-        "three bytes": data[:3],
-        "wrong magic": b"GGML" + data[4:],
-        "zeros": bytes(1 << 16),
-        "random bytes": np.random.default_rng(0).bytes(1 << 16),
-        "web page": b"<!DOCTYPE html><html>404</html>" * 50,
-        "LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 98362432\n",
-        "version 1": put(4, "<I", 1),
-        "version 99": put(4, "<I", 99),
-        "big endian": put(4, ">I", 3),
-        "cut in the header": data[:20],
-        "cut in the keys": data[:300],
-        "cut in the tensor list": data[: first + 40],
-        "cut in the middle": data[:middle],
-        "last 32 bytes missing": data[:-32],
-        "2^63 tensors": put(8, "<Q", 1 << 63),
-        "2^31 tensors": put(8, "<Q", 1 << 31),
-        "no tensors": put(8, "<Q", 0),
-        "one tensor too many": put(8, "<Q", len(reader.tensors) + 1),
-        "2^40 keys": put(16, "<Q", 1 << 40),
-        "no keys": put(16, "<Q", 0),
-        "key of 2^62 bytes": put(24, "<Q", 1 << 62),
-        "key of 4 GiB": put(24, "<Q", 1 << 32),
-        "array of 2^60": put(words + 4, "<Q", 1 << 60),
-        "array of 2^33": put(words + 4, "<Q", 1 << 33),
-        "100 dimensions": put(dimensions, "<I", 100),
-        "dimension 2^62": put(dimensions + 4, "<Q", 1 << 62),
-        "dimension 0": put(dimensions + 4, "<Q", 0),
-        "dimension -1": put(dimensions + 4, "<Q", (1 << 64) - 1),
-        "tensor type 999": put(kind, "<I", 999),
-        "tensor type Q4_0": put(kind, "<I", 2),
-        "removed tensor type": put(kind, "<I", 4),
-        "tensor offset 2^62": put(kind + 4, "<Q", 1 << 62),
-        "two tensors of one name": data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight", 1),
-        "unknown key type": put(layers, "<I", 77),
-        "3 layers, 2 present": key("llama.block_count", 3),
-        "0 heads": key("llama.attention.head_count", 0),
-        "3 heads": key("llama.attention.head_count", 3),
-        "0 KV heads": key("llama.attention.head_count_kv", 0),
-        "8 KV heads": key("llama.attention.head_count_kv", 8),
-        "0 wide": key("llama.embedding_length", 0),
-        "63 wide": key("llama.embedding_length", 63),
-        "0 rope dimensions": key("llama.rope.dimension_count", 0),
-        "unknown architecture": data.replace(b"llama", b"lxama"),
-        "unknown tokenizer": data.replace(b"gpt2", b"xpt2", 1),
-        "unknown pre-tokenizer": data.replace(b"gpt-2", b"xpt-2", 1),
-        "no merges": data.replace(b"tokenizer.ggml.merges", b"tokenizer.ggml.mergez", 1),
-        "no vocabulary": data.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz", 1),
-    }

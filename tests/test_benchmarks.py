@@ -42,7 +42,7 @@ def document(results: Path, name: str) -> dict[str, Any]:
 def test_list_names_every_target_and_measures_nothing() -> None:
     ran = run("benchmarks/run.py", "--list", "--results", "/nowhere/at/all")
     assert ran.returncode == 0, ran.stderr
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == [f"S{n}" for n in (*range(1, 9), 11, 12)]
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == [f"S{n}" for n in (*range(1, 9), *range(11, 16))]
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -177,6 +177,15 @@ def test_two_replicas_and_one_are_asked_the_same(results: Path) -> None:
         assert 0 < seen["cached_percent"] < 100
 
 
+def test_answers_beside_a_prompt_are_held_against_themselves_without_it(results: Path) -> None:
+    slowed, first = document(results, "prefill")["comparisons"]
+    (seen,) = slowed["runs"]
+    assert (slowed["target"], first["target"]) == (3.0, None)
+    assert slowed["values"]["slimproc"] == [pytest.approx(seen["beside_p99_ms"] / seen["quiet_p99_ms"], rel=1e-3)]
+    assert min(seen["distances"]) >= 7
+    assert first["values"]["slimproc"][0] > 0
+
+
 @pytest.mark.parametrize("program", ["llama-server", "llama-batched-bench"])
 def test_a_program_of_llama_cpp_that_is_not_at_its_given_path_is_refused(tmp_path: Path, program: str) -> None:
     path = str(tmp_path / "x")
@@ -196,6 +205,6 @@ def test_a_model_that_is_not_there_fails_its_scenarios_and_leaves_no_result(tmp_
 def test_the_page_has_a_section_for_every_scenario_and_marks_quick_runs(results: Path) -> None:
     page = (results / "README.md").read_text()
     assert [line.split(":")[0] for line in page.splitlines() if line.startswith("## ")] == [
-        f"## S{n}" for n in (*range(1, 9), 11, 12)
+        f"## S{n}" for n in (*range(1, 9), *range(11, 16))
     ]
-    assert page.count("quick run") == 10
+    assert page.count("quick run") == 13

@@ -15,7 +15,9 @@ ROOT = Path(slimproc.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
+    {"bench"},
     {"server"},
+    {"fleet"},
     {"http", "listeners"},
     {"admission"},
     {"chat"},
@@ -96,6 +98,11 @@ def test_engines_import_only_the_leaves_and_what_crosses_the_border():
     for path, imported in OURS:
         if room_of(name_of(path)) == "engines":
             assert room_of(imported) in ENGINES_MAY_IMPORT | {"engines"}, f"{path.name} imports {imported}"
+
+
+def test_the_load_generator_knows_nothing_of_the_server_that_it_measures():
+    imported = {room_of(imported) for path, imported in OURS if room_of(name_of(path)) == "bench"}
+    assert imported == {"bench"}
 
 
 def test_nobody_but_engines_imports_engines():

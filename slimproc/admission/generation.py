@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from slimproc import logs
+from slimproc.admission.admitted import LONGEST_TIMER, OUTCOMES, Timeline, next_deadline
 from slimproc.admission.fit import refusal
 from slimproc.chat.templates import Rendered
 from slimproc.errors import (
@@ -23,9 +23,11 @@ from slimproc.errors import (
     EngineCrashed,
     EngineCrashedTwice,
     InternalError,
+    QueueTimeout,
     SlimprocError,
 )
 from slimproc.ipc import wire
+from slimproc.replicas.life import AnySlot
 from slimproc.replicas.slot import Slot
 from slimproc.request import ChatPrompt, EmbedRequest, Prompt, Work
 from slimproc.stream import TokenStream
@@ -42,17 +44,6 @@ class Owner(Protocol):
     def wants_slot_again(self, generation: Generation) -> None: ...
     def leave_queue(self, generation: Generation) -> None: ...
     def ended(self, generation: Generation) -> None: ...
-
-
-@dataclass
-class Timeline:
-    """Monotonic instants in seconds; 0: not yet."""
-
-    arrived: float
-    granted: float = 0.0
-    first_text: float = 0.0
-    last_text: float = 0.0
-    ended: float = 0.0
 
 
 class Generation:
@@ -77,9 +68,7 @@ class Generation:
         for stream in streams:
             stream.on_first = self._on_first
             stream.on_end = self._on_end
-        loop = asyncio.get_running_loop()
-        remaining = request.deadline.remaining(self.times.arrived)
-        self._deadline = loop.call_later(max(0.0, remaining), self.expire) if remaining < 1e9 else None
+        self._timer = self._set_timer()
         self._rendering: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -105,12 +94,18 @@ class Generation:
     def arrived(self) -> float:
         return self.times.arrived
 
-    def grant(self, slot: Slot) -> None:
-        """A slot for the next sequence. Starts it now, unless its chat has to be rendered first."""
+    avoids = ""
+
+    def grant(self, slot: AnySlot) -> None:
+        """An engine's slot for the next sequence. Starts it now, unless its chat has to be rendered first."""
+        assert isinstance(slot, Slot)
         index = self._unstarted.popleft()
         self._slots[index] = slot
         if not self.started:
             self.times.granted = time.monotonic()
+            if self.request.queue_deadline.at < self.request.deadline.at:
+                self._stop_timer()
+                self._timer = self._set_timer()
             if (misfit := refusal(self.request, slot.model)) is not None:
                 self.fail(misfit)
                 return
@@ -234,19 +229,31 @@ class Generation:
         """End the whole request: an answer of which one choice failed is no answer."""
         if not self.outcome:
             self.error = error
-            self._settle(_OUTCOMES.get(error.code, "engine_error"))
+            self._settle(OUTCOMES.get(error.code, "engine_error"))
 
     def expire(self) -> None:
-        """The deadline has passed."""
-        where = "generating" if self.times.first_text else ("in prefill" if self.started else "waiting for a slot")
+        """The deadline has passed, or the queue's while it had no slot."""
+        if not self.started:
+            self.fail(QueueTimeout("the request's time is over; it was waiting for a slot"))
+            return
+        where = "generating" if self.times.first_text else "in prefill"
         self.fail(DeadlineExceeded(f"the request's time is over; it was {where}"))
+
+    def _set_timer(self) -> asyncio.TimerHandle | None:
+        remaining = next_deadline(self.request, started=self.started) - time.monotonic()
+        if remaining > LONGEST_TIMER:
+            return None
+        return asyncio.get_running_loop().call_later(max(0.0, remaining), self.expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _settle(self, outcome: str) -> None:
         self.outcome = outcome
         self.times.ended = time.monotonic()
         self.times.last_text = max((stream.last_at_ns for stream in self.streams), default=0) / 1e9
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._stop_timer()
         if self._rendering is not None:
             self._rendering.cancel()
         for stream in self.streams:
@@ -266,15 +273,3 @@ def _embed(request: EmbedRequest, rid: int, index: int) -> wire.Embed:
     return wire.Embed(
         rid=rid, prompt=prompt, name=request.names[index], query=request.query, dimensions=request.dimensions
     )
-
-
-_OUTCOMES = {
-    "timeout": "timeout",
-    "shutting_down": "shutdown",
-    "engine_crashed": "engine_crashed",
-    "service_unavailable": "unavailable",
-    "invalid_request_error": "invalid",
-    "context_length_exceeded": "invalid",
-}
-REFUSALS = frozenset({"unavailable", "invalid"})
-"""Outcomes that are refusals which only the engine could know: they count as rejected, as every refused request does."""

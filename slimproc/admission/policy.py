@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slimproc.replicas.states import ReplicaState
 
 RETRY_FAILED_AFTER = 60.0
-"""Seconds after which a request may wake a replica that was given up."""
+"""Seconds after which a request for a model that was given up may wait for it to be tried again."""
 
 
 class Verdict(enum.Enum):
@@ -45,11 +45,13 @@ class QueueView:
     limit: int
     waiting_in_all: int
     limit_in_all: int
+    ahead: int = 0
+    """Requests for other models that must go first (``order: strict``)."""
 
 
 def decide(queue: QueueView, replicas: Sequence[ReplicaView], *, refuse_while_loading: bool) -> Verdict:
     """What becomes of a request that has just arrived."""
-    if queue.waiting == 0 and choose(replicas) is not None:
+    if queue.waiting == 0 and queue.ahead == 0 and choose(replicas) is not None:
         return Verdict.START
     if hopeless(replicas) and not any(may_retry(replica) for replica in replicas):
         return Verdict.REFUSE_FAILED  # as those were told who waited when the load failed
@@ -80,7 +82,7 @@ def choose(replicas: Sequence[ReplicaView]) -> int | None:
 
 
 def may_retry(replica: ReplicaView) -> bool:
-    """A replica that was given up tries again when somebody asks for it, but not more often than once a minute."""
+    """A replica that was given up is tried again when somebody asks for it, but not more often than once a minute."""
     return replica.state is ReplicaState.FAILED and replica.seconds_in_state >= RETRY_FAILED_AFTER
 
 

@@ -37,6 +37,11 @@ class RequestQueue(Generic[T]):
         """Requests that wait, by the count that ``max_queue`` limits."""
         return sum(not request.started for request in self._requests)
 
+    @property
+    def requests(self) -> int:
+        """Requests that want a slot, also those that have had one before."""
+        return len(self._requests)
+
     def append(self, request: T) -> None:
         self._requests.append(request)
 
@@ -54,14 +59,20 @@ class RequestQueue(Generic[T]):
         if request.unstarted == 0:
             self.discard(request)
 
-    def discard(self, request: T) -> None:
-        """Take it off, if it is there: it was cancelled, expired, or has all its slots."""
-        if request in self._requests:
-            self._requests.remove(request)
+    def discard(self, request: T) -> bool:
+        """Take it off, if it is there: it was cancelled, expired, or has all its slots. True: it was there."""
+        if request not in self._requests:
+            return False
+        self._requests.remove(request)
+        return True
 
     def waiting(self) -> list[T]:
         """Those that have had no slot yet, oldest first."""
         return [request for request in self._requests if not request.started]
+
+    def all(self) -> list[T]:
+        """All that want a slot, oldest first."""
+        return list(self._requests)
 
     def drain(self) -> list[T]:
         """Take all off, oldest first."""

@@ -72,9 +72,9 @@ def find_socket(flags: Mapping[str, object]) -> Path:
     config = _config(flags)
     port = config.listen.port
     expected = config.admin_socket_for(port)
-    if flags.get("port") is not None or config.admin_socket is not None or (port and _answers(expected)):
+    if flags.get("port") is not None or config.admin_socket is not None or (port and answers(expected)):
         return expected
-    others = [path for path in _others(config) if _answers(path)]
+    others = [path for path in _others(config) if answers(path)]
     if len(others) > 1:
         raise ServiceUnavailable(
             f"several servers run here: say which by --admin-socket ({', '.join(map(str, others))})"
@@ -95,7 +95,8 @@ def _others(config: Config) -> Iterable[Path]:
     yield _SYSTEM_SOCKET
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
+    """Whether somebody takes connections there."""
     try:
         _connected(path).close()
     except OSError:

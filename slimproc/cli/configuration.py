@@ -11,21 +11,21 @@ from slimproc.config import Config, default_file, load_config
 from slimproc.errors import EX_CONFIG, ConfigError
 
 
-def read(flags: Mapping[str, object]) -> tuple[Path | None, Config]:
+def read(flags: Mapping[str, object], *, unmeasured: bool = False) -> tuple[Path | None, Config]:
     """The file that was read, if any, and the configuration. ``flags`` may name the file (``config``).
 
-    Raises ConfigError.
+    ``unmeasured``: upstreams may be without ``memory``. Raises ConfigError.
     """
     rest = {key: value for key, value in flags.items() if key != "config"}
     named = flags.get("config")
     file = default_file(rest, Path()) if named is None else Path(str(named)).expanduser()
-    return file, load_config(file, flags=rest, environ=os.environ, dotenv=Path(".env"))
+    return file, load_config(file, flags=rest, environ=os.environ, dotenv=Path(".env"), unmeasured=unmeasured)
 
 
-def read_or_exit(flags: Mapping[str, object]) -> tuple[Path | None, Config]:
+def read_or_exit(flags: Mapping[str, object], *, unmeasured: bool = False) -> tuple[Path | None, Config]:
     """The same; a wrong configuration is told on stderr, a line a problem, and ends the process with EX_CONFIG."""
     try:
-        return read(flags)
+        return read(flags, unmeasured=unmeasured)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)

@@ -17,8 +17,9 @@ from slimproc import __version__
 from slimproc.cli.configuration import read
 from slimproc.cli.output import print_json, print_table
 from slimproc.config import Config
-from slimproc.config.model import KINDS, MODEL_KINDS
+from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS
 from slimproc.config.values import spell
+from slimproc.config.whole import KINDS
 from slimproc.errors import EX_CONFIG, ConfigError
 
 _PACKAGES = ("aiohttp", "uvloop", "msgspec", "llama-cpp-python")
@@ -72,18 +73,21 @@ def versions() -> dict[str, str | None]:
 
 def settings(config: Config) -> dict[str, Any]:
     """Each top-level key with its value and origin."""
-    shown = {key: {"value": _builtin(getattr(config, key)), "origin": config.origin(key)} for key in KINDS}
+    keys = (*KINDS, "memory")
+    shown = {key: {"value": _builtin(getattr(config, key)), "origin": config.origin(key)} for key in keys}
     if config.admin_socket is None and config.listen.port:
         shown["admin_socket"]["value"] = str(config.admin_socket_for(config.listen.port))
     return shown
 
 
 def model_settings(config: Config, name: str) -> dict[str, Any]:
-    """Each key of one model with its value and origin."""
+    """Each key that a model of its kind can have, with its value and origin."""
     model = config.models[name]
-    values = {key: getattr(model, "display_name" if key == "name" else key) for key in MODEL_KINDS}
-    if model.backend == "fake":
-        values["fake"] = model.fake
+    values = {
+        key: getattr(model, "display_name" if key == "name" else key)
+        for key in (*MODEL_KINDS, *MODEL_BLOCKS)
+        if model.takes(key)
+    }
     return {
         key: {"value": _builtin(value), "origin": config.origin(f"models.{name}.{key}")}
         for key, value in values.items()
@@ -144,7 +148,7 @@ def _cell(value: Any, *, bytes_too: bool = False) -> str:
         case int() if bytes_too:
             return f"{value} ({value / 2**30:.1f} GiB)" if value >= 2**30 else spell(value)
         case list() | tuple():
-            return ", ".join(map(str, value)) or "-"
+            return ", ".join(map(_cell, value)) or "-"
         case dict():
             return ", ".join(f"{key}: {_cell(inner)}" for key, inner in value.items())
         case _:

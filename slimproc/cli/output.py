@@ -15,13 +15,19 @@ _PIPE_WIDTH = 250
 """Columns where nobody looks: wide enough that no cell is cut before ``grep`` sees it."""
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Cells are plain text: brackets in them are no markup."""
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """For a console whose markup is off: cells are plain text, and brackets in them are no markup."""
     table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """On stdout."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    Console(markup=False, emoji=False, highlight=False, width=width).print(table)
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    console.print(make_table(columns, rows, title))
 
 
 def print_json(value: Any) -> None:

@@ -29,6 +29,7 @@ class Replica(msgspec.Struct, kw_only=True):
     restarts: int = 0
     since: float | None = None
     progress: float = 1.0
+    details: dict[str, str | int | float | bool] = {}
 
 
 class Answer(msgspec.Struct):
@@ -50,7 +51,7 @@ def ps(flags: Mapping[str, object], *, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.format(body).decode())  # whole, also what a newer server adds
     else:
-        columns = ("model", "replica", "state", "for", "pid", "sequences", "tokens", "restarts", "reason")
+        columns = ("model", "replica", "state", "for", "pid", "sequences", "tokens", "restarts", "confined", "reason")
         print_table(columns, map(_row, answer.replicas))
     return 0
 
@@ -65,6 +66,7 @@ def _row(replica: Replica) -> tuple[str, ...]:
         f"{replica.sequences}/{replica.slots}",
         str(replica.tokens),
         str(replica.restarts),
+        str(replica.details.get("confinement", "-")),
         replica.reason or "",
     )
 

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from slimproc.config.model import KINDS, LATER, MODEL_KINDS
+from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS
 from slimproc.config.problems import Given, Problem, at, unknown
+from slimproc.config.whole import KINDS
 
 PREFIX = "SLIMPROC_"
-VARIABLES = {PREFIX + key.upper(): key for key in KINDS}
+VARIABLES = {PREFIX + key.upper(): key for key, kind in KINDS.items() if kind.scalar}
 _NOT_SETTINGS = ("SLIMPROC_FAKE_", "SLIMPROC_TEST_", "SLIMPROC_BENCH_")
 """Read by stand-ins, tests and benchmarks, which run slimproc with them set."""
 _KUBERNETES = re.compile(r"SLIMPROC_(?:SERVICE_.*|PORT|PORT_.*)")
@@ -79,9 +80,11 @@ def _why_not(name: str) -> str:
     key = name.removeprefix(PREFIX).lower()
     if key in ("host", "port"):
         return "unknown variable; set SLIMPROC_LISTEN=HOST:PORT"
-    if key in MODEL_KINDS:
+    if key in KINDS or key == "memory":
+        return "unknown variable; this is no single value: set it in the file"
+    if key in MODEL_KINDS or key in MODEL_BLOCKS:
         return "unknown variable; this is a setting of one model: set it in the file"
-    return unknown(key, KINDS, LATER, "variable", shown_as=PREFIX)
+    return unknown(key, VARIABLES.values(), "variable", shown_as=PREFIX)
 
 
 def _of_kubernetes(name: str, environ: Mapping[str, str]) -> bool:

@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from slimproc.config import single
+from slimproc.config.across import check_default_model, check_devices, check_names, check_preload, check_servers
+from slimproc.config.blocks import POLICY, POLICY_KINDS
 from slimproc.config.environment import from_dotenv, from_environment
-from slimproc.config.model import KINDS, LATER, Config, ModelConfig
-from slimproc.config.models import Entry, build, check_names, from_document
-from slimproc.config.problems import Given, Problem, at, raise_all, shown
+from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS, ModelConfig
+from slimproc.config.models import Entry, build, from_document
+from slimproc.config.problems import Given, Problem, at, raise_all
 from slimproc.config.reading import known, located, read_layers, read_value
 from slimproc.config.runtime import runtime_directory, state_directory
+from slimproc.config.upstream import MemoryPolicy
 from slimproc.config.values import HOST, PORT, Listen
+from slimproc.config.whole import KINDS, Config
 
 DEFAULT_FILE = "slimproc.yaml"
 MODEL_FLAGS = ("replicas", "threads", "slots", "context")
 """Flags that set a key of the only model."""
 FLAGS = {*KINDS, "host", "port", "model", "backend", *MODEL_FLAGS}
+_ELSEWHERE = dict.fromkeys({*MODEL_KINDS, *MODEL_BLOCKS}, "this is a setting of one model: set it there") | {
+    key: f"set it inside the memory block: memory.{key}" for key in POLICY_KINDS
+}
+"""What to say about keys that stand at the top level and belong elsewhere."""
 
 
 def default_file(flags: Mapping[str, object], directory: Path) -> Path | None:
@@ -30,11 +38,16 @@ def default_file(flags: Mapping[str, object], directory: Path) -> Path | None:
 
 
 def load_config(
-    file: Path | None, *, flags: Mapping[str, object], environ: Mapping[str, str], dotenv: Path | None
+    file: Path | None,
+    *,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    dotenv: Path | None,
+    unmeasured: bool = False,
 ) -> Config:
     """The configuration. ``flags``: names of FLAGS, values as typed (text follows the file's rules), None: not given.
 
-    Raises ConfigError, whose message has one problem a line.
+    ``unmeasured``: upstreams may be without ``memory``, for who wants to measure them. Raises ConfigError, whose message has one problem a line.
     """
     assert FLAGS.issuperset(flags), f"no such flags: {sorted(set(flags) - FLAGS)}"
     given_flags = {k: Given(v, "flag", "--" + k.replace("_", "-")) for k, v in flags.items() if v is not None}
@@ -44,10 +57,16 @@ def load_config(
         layers.append(settings)
         problems.extend(found)
     layers.append({k: given for k, given in given_flags.items() if k in KINDS})
-    values, places = read_layers(KINDS, layers, problems, texts=1)
+    plain = {key: given for key, given in layers[0].items() if key in KINDS}
+    values, places = read_layers(KINDS, [plain, *layers[1:]], problems, texts=1)
     _host_and_port(values, places, given_flags, problems)
-    models = _models(entries, given_flags, values, environ, problems)
-    _default_model(values, places, entries, problems)
+    _read_memory(layers[0], values, places, problems)
+    models = _models(entries, given_flags, values, environ, problems, unmeasured=unmeasured)
+    check_names(entries, problems)
+    check_default_model(values, places, entries, problems)
+    check_preload(values, places, entries, problems)
+    check_servers(entries, values.get("listen", Listen()), problems)
+    check_devices(entries, values.get("memory", MemoryPolicy()), problems)
     raise_all(problems)
     for key in ("admin_socket", "state_dir"):
         if key in values:
@@ -70,12 +89,20 @@ def _from_file(
     problems.extend(document.problems)
     top = document.children((), document.data)
     top.pop("models", None)
-    layer = known(top, KINDS, LATER, problems)
+    layer = known(top, {*KINDS, "memory"}, problems, _ELSEWHERE)
     if one is None:
         return [layer], from_document(document, problems)
     if "models" in document.data:
         problems.append(at(one, f"{file} has models of its own; leave one of the two out"))
     return [layer], single.from_flags(flags, problems)
+
+
+def _read_memory(
+    layer: Mapping[str, Given], values: dict[str, Any], places: dict[str, Given], problems: list[Problem]
+) -> None:
+    """The top-level ``memory:`` block, which only a file can have."""
+    if "memory" in layer and (policy := POLICY.read(layer["memory"], problems)) is not None:
+        values["memory"], places["memory"] = policy, layer["memory"]
 
 
 def _host_and_port(
@@ -103,25 +130,12 @@ def _models(
     inherited: Mapping[str, Any],
     environ: Mapping[str, str],
     problems: list[Problem],
+    *,
+    unmeasured: bool,
 ) -> dict[str, ModelConfig]:
     own = {key: given for key, given in flags.items() if key in MODEL_FLAGS}
     if len(entries) > 1:
         problems.extend(at(given, f"there are {len(entries)} models; set it in the file") for given in own.values())
         own = {}
-    built = (build(entry, own, inherited, environ, problems) for entry in entries)
-    models = {model.name: model for model in built if model is not None}
-    check_names(entries, problems)
-    return models
-
-
-def _default_model(
-    values: dict[str, Any], places: Mapping[str, Given], entries: list[Entry], problems: list[Problem]
-) -> None:
-    """The default exists; the only model is the default."""
-    names = [entry.name for entry in entries]
-    wanted = values.get("default_model")
-    if wanted is None and len(names) == 1:
-        values["default_model"] = names[0]
-    elif wanted is not None and names and wanted not in names:
-        listed = ", ".join(shown(name) for name in names[:10]) + (", …" if len(names) > 10 else "")
-        problems.append(at(places["default_model"], f"there is no model {shown(wanted)}; there are {listed}"))
+    built = (build(entry, own, inherited, environ, problems, unmeasured=unmeasured) for entry in entries)
+    return {model.name: model for model in built if model is not None}

@@ -1,99 +1,130 @@
-"""The configuration as the rest of slimproc sees it: frozen, complete, every value parsed and in range.
+"""One model as the rest of slimproc sees it: frozen, complete, every value parsed and in range.
 
 A field's ``Annotated`` kind is what the key accepts, its default what the key means when it is absent. To add a
-setting, add a field here, a row to docs/configuration.md and a line to config.example.yaml; tests hold the three together.
+setting, add a field here or in ``whole.py``, a row to docs/configuration.md and a line to config.example.yaml; tests
+hold the three together. Which models take it is said by the sets below.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 
-from slimproc.config.problems import clip
-from slimproc.config.runtime import RuntimeDirectory
-from slimproc.config.upstream import Command, MemoryPolicy, MemoryProfile, Remote
-from slimproc.config.values import (
-    BOOLEAN,
-    GIB,
-    KIB,
-    LISTEN,
-    MIB,
-    NAME,
-    NAMES,
-    PATH,
-    SOCKET_PATH,
-    TEXT,
-    Kind,
-    Listen,
-    choice,
-    integer,
-    seconds,
-    size,
-)
-from slimproc.errors import InvalidRequest, ModelNotFound
-from slimproc.settings import EngineSettings, FakeSettings
+from slimproc.config.addresses import INFERENCE_PATH
+from slimproc.config.lists import ADAPTERS, DEVICE
+from slimproc.config.upstream import Command, MemoryProfile, Remote
+from slimproc.config.values import BOOLEAN, NAME, NAMES, PATH, choice, integer, kinds_of, seconds, size
+from slimproc.settings import EngineSettings, FakeSettings, LoraAdapter
 
 ANY_NAME = "*"
 """The alias under which a model answers to any name that no other model has."""
+LOCAL_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
+"""What a local model can answer on ``/infer``."""
 
-LATER = frozenset({"preload", "order", "queue_timeout", "prepare_timeout", "status_timeout", "memory"})
-LATER_OF_MODEL = frozenset(
-    {"remote", "command", "memory", "pin", "ttl", "min_resident", "device", "inference_path", "max_body"}
-    | {"contract", "base_url", "concurrency", "prepare", "prepare_timeout", "status_timeout", "queue_timeout"}
+MODEL_BLOCKS = ("fake", "memory", "remote", "command")
+"""Keys whose values are mappings with keys of their own: ``blocks.py``."""
+LLAMA_CPP_KEYS = frozenset({"pooling", "lora", "kv_type", "flash_attention", "mmap", "speculation"})
+LOCAL_KEYS = LLAMA_CPP_KEYS | {
+    "backend", "path", "replicas", "slots", "context", "threads", "gpu_layers", "max_tokens_limit", "chat_template", "fake",
+    "confine",
+}  # fmt: skip
+UPSTREAM_KEYS = frozenset({"remote", "command", "concurrency", "max_body", "prepare_timeout"})
+LIFECYCLE_KEYS = frozenset(
+    {"memory", "device", "pin", "ttl", "min_resident", "load_timeout", "unload_timeout", "prepare_timeout"}
 )
-"""Keys of the design that this version refuses by name rather than as unknown."""
-
-FAKE_KINDS: dict[str, Kind[Any]] = {
-    "ttft": seconds(zero=True),
-    "token_latency": seconds(zero=True),
-    "load_time": seconds(zero=True),
-    "load_error": TEXT,
-    "die_in_load": integer(1, 64),
-    "ignore_sigterm": BOOLEAN,
-    "hang_in_unload": BOOLEAN,
-    "unload_time": seconds(zero=True),
-    "bytes": size(0, 1 << 50),
-}
+"""What only a model can have that is loaded and unloaded."""
 
 Seconds = Annotated[float, seconds()]
+_SIZES = size(1, 1 << 50)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry under ``models:``, served by engines of ours."""
+    """One entry under ``models:``. It has a ``backend``, or it is ``remote``, or it is a ``command``."""
 
     name: str
     """The entry's own name: what callers say, what metrics and logs are labelled with."""
     display_name: Annotated[str, NAME] = ""
     """The key ``name``: shown in the list of models and nowhere else. As parsed never empty: it defaults to the name."""
-    backend: Annotated[Literal["llama_cpp", "mlx", "fake"], choice("llama_cpp", "mlx", "fake")]
-    path: Annotated[str | None, PATH] = None
-    """A specification for model_path.resolve; an ordinary path is absolute by now."""
+    backend: Annotated[Literal["llama_cpp", "mlx", "fake"] | None, choice("llama_cpp", "mlx", "fake")] = None
+    """None: an upstream."""
+    remote: Remote | None = None
+    command: Command | None = None
     aliases: Annotated[tuple[str, ...], NAMES] = ()
     unlisted: Annotated[bool, BOOLEAN] = False
+    max_queue: Annotated[int, integer(0, 1_000_000)] = 32
+    """Requests (not sequences) that may wait for this model. 0: only what can start at once is taken. As parsed, an
+    upstream that does not say has ``max_queue_total``.
+    """
+    inference_path: Annotated[str, INFERENCE_PATH] = LOCAL_ENDPOINTS[0]
+    """Where ``/infer`` goes: a path of the upstream, or one of LOCAL_ENDPOINTS."""
+    request_timeout: Seconds = 120.0
+    load_timeout: Seconds = 120.0
+    unload_timeout: Seconds = 30.0
+    prepare_timeout: Seconds = 60.0
+    """The four as parsed: the model's own, else the top-level value. ``origins`` has those that are its own."""
+
+    pin: Annotated[bool, BOOLEAN] = False
+    ttl: Annotated[float | None, seconds()] = None
+    """Seconds without a request after which it is unloaded. None: never for that."""
+    min_resident: Annotated[float, seconds(zero=True)] = 0.0
+    device: Annotated[str | None, DEVICE] = None
+    """``host``, or a GPU by UUID. None: where it fits."""
+    memory: MemoryProfile | None = None
+    """For each replica. None: a local model that was not measured, or ``contract: none``."""
+
+    path: Annotated[str | None, PATH] = None
+    """A specification for model_path.resolve; an ordinary path is absolute by now."""
     replicas: Annotated[int, integer(1, 64)] = 1
+    """As parsed, a remote model has one for each of its base URLs."""
     slots: Annotated[int, integer(1, 256)] = 4
     context: Annotated[int | None, integer(8, 1 << 24)] = None
     threads: Annotated[int | None, integer(1, 1024)] = None
     gpu_layers: Annotated[int | None, integer(0, 10_000)] = None
     pooling: Annotated[Literal["mean", "cls", "last"] | None, choice("mean", "cls", "last")] = None
-    """llama_cpp only. None: the file decides whether the model makes vectors, and how."""
-    max_queue: Annotated[int, integer(0, 1_000_000)] = 32
-    """Requests (not sequences) that may wait for this model. 0: only what can start at once is taken."""
+    """None: the file decides whether the model makes vectors, and how."""
+    lora: Annotated[tuple[LoraAdapter, ...], ADAPTERS] = ()
+    """Paths as ``path`` has them."""
+    kv_type: Annotated[Literal["f16", "q8_0", "q4_0"], choice("f16", "q8_0", "q4_0")] = "f16"
+    flash_attention: Annotated[bool, BOOLEAN] = True
+    mmap: Annotated[bool, BOOLEAN] = True
+    speculation: Annotated[int, integer(0, 16)] = 0
+    confine: Annotated[Literal["auto", "strict", "jit", "off"], choice("auto", "strict", "jit", "off")] = "auto"
+    """What an engine gives up before it loads; auto: jit with a GPU, else strict. As parsed: its own, else the top-level value."""
     max_tokens_limit: Annotated[int | None, integer(1, 1 << 24)] = None
-    request_timeout: Seconds = 120.0
-    load_timeout: Seconds = 120.0
-    unload_timeout: Seconds = 30.0
-    """The three as parsed: the model's own, else the top-level value."""
     chat_template: Annotated[Path | None, PATH] = None
     """A file that takes the place of the model's own template. It could be read with the configuration."""
     fake: FakeSettings = FakeSettings()
+
+    concurrency: Annotated[int, integer(1, 4096)] = 1
+    """Requests at once in each server of an upstream."""
+    max_body: Annotated[int | None, _SIZES] = None
+    """Bytes; None for local models alone."""
     origins: dict[str, str] = {}
     """Where each key was given; a key that is not in it was not given for this model."""
 
+    @property
+    def upstream(self) -> Remote | Command | None:
+        """Who serves it when no engine of ours does."""
+        return self.remote or self.command
+
+    @property
+    def managed(self) -> bool:
+        """Whether it is loaded and unloaded at all. False: a server that is simply there."""
+        return self.remote is None or self.remote.contract == "control"
+
+    def takes(self, key: str) -> bool:
+        """Whether a key of the file means anything for this kind of model."""
+        if (key in LIFECYCLE_KEYS and not self.managed) or (key == "prepare_timeout" and self.remote is None):
+            return False
+        if key in MODEL_BLOCKS and key != "memory":
+            return key == ("fake" if self.backend == "fake" else "remote" if self.remote else "command")
+        return key not in (UPSTREAM_KEYS if self.upstream is None else LOCAL_KEYS)
+
     def engine_settings(self) -> EngineSettings:
-        """What each of this model's engines is started with."""
+        """What each of this model's engines is started with. Local models only."""
+        assert self.backend is not None, "an upstream has no engine"
         return EngineSettings(
             model=self.name,
             backend=self.backend,
@@ -103,88 +134,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             pooling=self.pooling,
+            lora=self.lora,
+            kv_type=self.kv_type,
+            flash_attention=self.flash_attention,
+            mmap=self.mmap,
+            speculation=self.speculation,
+            confine=self.confine,
             fake=self.fake,
         )
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole configuration. Times in seconds, sizes in bytes. Made by ``load_config``."""
-
-    models: dict[str, ModelConfig]
-    """By name, in the order of the file; never empty."""
-    default_model: Annotated[str | None, NAME] = None
-    """A name in ``models``; the only one where there is only one; else None: callers must name theirs."""
-    listen: Annotated[Listen, LISTEN] = Listen()
-    admin_socket: Annotated[Path | None, SOCKET_PATH] = None
-    """None: see ``admin_socket_for``."""
-    state_dir: Annotated[Path, PATH]
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], choice("debug", "info", "warning", "error")] = (
-        "info"
-    )
-    log_json: Annotated[bool, BOOLEAN] = False
-    while_loading: Annotated[Literal["wait", "refuse"], choice("wait", "refuse")] = "wait"
-    max_queue_total: Annotated[int, integer(0, 1_000_000)] = 256
-    request_timeout: Seconds = 120.0
-    load_timeout: Seconds = 120.0
-    unload_timeout: Seconds = 30.0
-    shutdown_timeout: Seconds = 10.0
-    drain_timeout: Seconds = 180.0
-    stall_timeout: Seconds = 30.0
-    cancel_grace: Seconds = 5.0
-    keepalive_after: Seconds = 15.0
-    body_timeout: Seconds = 10.0
-    """To send a body, beside the time that its bytes have at 64 KiB/s."""
-    max_json_body: Annotated[int, size(KIB, GIB)] = 4 * MIB
-    ring_size: Annotated[int, size(64 * KIB, GIB, power_of_two=True)] = MIB
-    credit: Annotated[Literal["auto", "eventfd", "pipe"], choice("auto", "eventfd", "pipe")] = "auto"
-    runtime: RuntimeDirectory
-    """Where the admin socket goes unless ``admin_socket`` says so."""
-    origins: dict[str, str] = {}
-    """Where each top-level key was given; a key that is not in it has its default."""
-
-    def admin_socket_for(self, port: int) -> Path:
-        """The admin socket of the server that listens on ``port`` (the one bound, where ``listen`` says 0)."""
-        return self.admin_socket or self.runtime.socket_for(port)
-
-    def resolve_model(self, name: str | None) -> ModelConfig:
-        """The model that a caller means: by name, then alias, then ``*``, all exact; the default for None and "".
-
-        Raises ModelNotFound, or InvalidRequest where no name was given and there is no default.
-        """
-        if not name:
-            if self.default_model is None:
-                raise InvalidRequest("this server has several models and no default: name one", param="model")
-            return self.models[self.default_model]
-        if name in self.models:
-            return self.models[name]
-        for wanted in (name, ANY_NAME):
-            for model in self.models.values():
-                if wanted in model.aliases:
-                    return model
-        raise ModelNotFound(
-            f"there is no model {clip(name)!r} here; GET /v1/models lists those there are", param="model"
-        )
-
-    def origin(self, key: str) -> str:
-        """Where a value came from: ``listen``, or ``models.NAME.KEY``. Raises KeyError for what is no setting."""
-        if key in KINDS:
-            return self.origins.get(key, "default")
-        for model in self.models.values():
-            own = key.removeprefix(f"models.{model.name}.")
-            if own != key and (own in MODEL_KINDS or own == "fake"):
-                return model.origins.get(own) or (self.origin(own) if own in KINDS else "default")
-        raise KeyError(key)
-
-
-def _kinds(struct: type[msgspec.Struct]) -> dict[str, Kind[Any]]:
-    """The kind of each key of ``struct``, by the name that the file uses."""
-    found = {}
-    for field, hint in get_type_hints(struct, include_extras=True).items():
-        for extra in get_args(hint)[1:]:
-            if isinstance(extra, Kind):
-                found["name" if field == "display_name" else field] = extra
-    return found
-
-
-KINDS = _kinds(Config)
-MODEL_KINDS = _kinds(ModelConfig)
+MODEL_KINDS = {("name" if field == "display_name" else field): kind for field, kind in kinds_of(ModelConfig).items()}

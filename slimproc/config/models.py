@@ -1,30 +1,39 @@
-"""Builds the ``models:`` part: each entry by itself, then what must hold between them."""
+"""Builds the ``models:`` part, each entry by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slimproc.config.model import ANY_NAME, LATER_OF_MODEL, MODEL_KINDS, ModelConfig
+import msgspec
+
+from slimproc.config.blocks import BLOCKS, COMMAND_KINDS, PROFILE_KINDS, REMOTE_KINDS
+from slimproc.config.model import ANY_NAME, MODEL_KINDS, ModelConfig
 from slimproc.config.problems import Given, Problem, at, shown
-from slimproc.config.reading import known, located_spec, read_fake, read_layers, read_value, text_file
+from slimproc.config.reading import known, located, located_spec, read_layers, read_value, text_file
+from slimproc.config.scopes import check
 from slimproc.config.values import NAME
+from slimproc.config.whole import KINDS, MAX_QUEUE_TOTAL
 
 if TYPE_CHECKING:
     from slimproc.config.yaml_source import Document  # imports PyYAML, which a start without a file does not need
 
-INHERITED = ("request_timeout", "load_timeout", "unload_timeout")
-MAX_CELLS = 2**31 - 1
-"""llama.cpp counts the cells of one context in 32 bits; slots times context is one such count."""
+INHERITED = ("request_timeout", "load_timeout", "unload_timeout", "prepare_timeout", "confine")
+_ELSEWHERE = (
+    dict.fromkeys(KINDS, "a model has none of its own: set it at the top level")
+    | {key: f"set it inside the model's remote block: remote.{key}" for key in (*REMOTE_KINDS, "prepare")}
+    | {key: f"set it inside the model's command block: command.{key}" for key in COMMAND_KINDS}
+    | {key: f"set it inside the model's memory block: memory.{key}" for key in PROFILE_KINDS}
+)
+"""What to say about keys that stand in a model and belong elsewhere."""
 
 
 class Entry(NamedTuple):
-    """One model as it was given. ``fake``: the entries of its fake block, where it has one."""
+    """One model as it was given."""
 
     name: str
     place: Given
     keys: Mapping[str, Given]
-    fake: Mapping[str, Given] | None = None
 
 
 def from_document(document: Document, problems: list[Problem]) -> list[Entry]:
@@ -33,23 +42,20 @@ def from_document(document: Document, problems: list[Problem]) -> list[Entry]:
     if "models" not in document.data:
         problems.append(at(place._replace(line=1), "missing: wanted a mapping with at least one model"))
         return []
-    models = place.value
-    if not isinstance(models, dict) or not models:
-        found = "an empty one" if models == {} else shown(models)
+    models = place.inside
+    if not models:
+        found = "an empty one" if place.value == {} else shown(place.value)
         problems.append(at(place, f"wanted a mapping with at least one model, not {found}"))
         return []
     entries = []
-    for name, given in document.children(("models",), models).items():
+    for name, given in models.items():
         read_value(NAME, given._replace(value=name), problems)
         if name == ANY_NAME:
             problems.append(at(given, 'a model cannot be called "*"; as an alias it takes any name'))
-        if not isinstance(given.value, dict):
+        if given.inside is None:
             problems.append(at(given, f"wanted a mapping of the model's settings, not {shown(given.value)}"))
             continue
-        keys = document.children(("models", name), given.value)
-        block = given.value.get("fake")
-        fake = document.children(("models", name, "fake"), block) if isinstance(block, dict) else None
-        entries.append(Entry(name, given, keys, fake))
+        entries.append(Entry(name, given, given.inside))
     return entries
 
 
@@ -59,66 +65,51 @@ def build(
     inherited: Mapping[str, Any],
     environ: Mapping[str, str],
     problems: list[Problem],
+    *,
+    unmeasured: bool,
 ) -> ModelConfig | None:
-    """One model, or None where it has problems. ``flags`` win over its keys; ``inherited``: see INHERITED."""
+    """One model, or None where it has problems. ``flags`` win over its keys; ``inherited``: see INHERITED.
+
+    ``unmeasured``: an upstream may be without its memory.
+    """
     mine: list[Problem] = []
-    keys = known(entry.keys, {*MODEL_KINDS, "fake"}, LATER_OF_MODEL, mine)
-    fake = keys.pop("fake", None)
-    values, places = read_layers(MODEL_KINDS, [keys, flags], mine, texts=1)
-    _check(entry, values, places, mine)
-    if entry.fake is not None:
-        values["fake"] = read_fake(entry.fake, mine)
-    if "path" in values:
-        values["path"] = located_spec(values["path"], places["path"], environ)
-    if "chat_template" in values:
-        values["chat_template"] = text_file(values["chat_template"], places["chat_template"], environ, mine)
+    keys = known(entry.keys, {*MODEL_KINDS, *BLOCKS}, mine, _ELSEWHERE)
+    plain = {key: place for key, place in keys.items() if key not in BLOCKS}
+    values, _ = read_layers(MODEL_KINDS, [plain, flags], mine, texts=1)
+    for key, block in BLOCKS.items():
+        if key in keys and (read := block.read(keys[key], mine)) is not None:
+            values[key] = read
+    places = {**keys, **flags}
+    check(entry.name, entry.place, values, places, mine, unmeasured=unmeasured)
+    _locate(values, places, environ, mine)
     problems.extend(mine)
     if mine:
         return None
-    origins = {key: place.origin for key, place in places.items()}
-    if fake is not None:
-        origins["fake"] = fake.origin
     values["display_name"] = values.pop("name", entry.name)
     defaults = {key: inherited[key] for key in INHERITED if key in inherited}
+    if "backend" not in values:
+        defaults["max_queue"] = inherited.get("max_queue_total", MAX_QUEUE_TOTAL)
+    if "remote" in values:
+        values["replicas"] = len(values["remote"].base_urls)
+    origins = {key: place.origin for key, place in places.items()}
     return ModelConfig(name=entry.name, origins=origins, **{**defaults, **values})
 
 
-def _check(entry: Entry, values: Mapping[str, Any], places: Mapping[str, Given], problems: list[Problem]) -> None:
-    """What must hold between the keys of one model."""
-    backend = values.get("backend")
-    if "backend" not in entry.keys and not LATER_OF_MODEL.intersection(entry.keys):
-        problems.append(at(entry.place, f"its backend is missing: wanted {MODEL_KINDS['backend'].wanted}"))
-    if (block := entry.keys.get("fake")) is not None:
-        if entry.fake is None:
-            problems.append(at(block, f"wanted a mapping of the fake backend's settings, not {shown(block.value)}"))
-        elif backend not in ("fake", None):
-            problems.append(at(block, f"only the fake backend takes it, and this model's backend is {backend}"))
-    if backend == "fake" and "path" in places:
-        problems.append(at(places["path"], "the fake backend has no file"))
-    if backend not in ("fake", None) and "path" not in entry.keys:
-        problems.append(at(entry.place, f"its path is missing: backend {backend} needs one"))
-    if backend not in ("llama_cpp", None) and "pooling" in places:
-        problems.append(at(places["pooling"], f"only llama_cpp takes it, and this model's backend is {backend}"))
-    context, slots = values.get("context", 0), values.get("slots", 4)
-    if context * slots > MAX_CELLS:
-        problems.append(
-            at(places["context"], f"times slots this is {context * slots}; at most {MAX_CELLS} is possible")
+def _locate(
+    values: dict[str, Any], places: Mapping[str, Given], environ: Mapping[str, str], problems: list[Problem]
+) -> None:
+    """Make the paths absolute that are files of this machine."""
+    if "path" in values:
+        values["path"] = located_spec(values["path"], places["path"], environ)
+    if "lora" in values:
+        values["lora"] = tuple(
+            msgspec.structs.replace(adapter, path=located_spec(adapter.path, places["lora"], environ))
+            for adapter in values["lora"]
         )
-
-
-def check_names(entries: Iterable[Entry], problems: list[Problem]) -> None:
-    """No alias twice, and none that is a model's name: a caller's name means one model."""
-    names = {entry.name for entry in entries}
-    owners: dict[str, str] = {}
-    for entry in entries:
-        place = entry.keys.get("aliases")
-        for alias in place.value if place is not None and isinstance(place.value, list) else ():
-            if not isinstance(alias, str):
-                continue  # a problem of its own by now
-            assert place is not None
-            if alias in names:
-                problems.append(at(place, f"alias {shown(alias)} is a model's name"))
-            elif alias in owners:
-                problems.append(at(place, f"alias {shown(alias)} is taken: {shown(owners[alias])} has it"))
-            else:
-                owners[alias] = entry.name
+    if "chat_template" in values:
+        values["chat_template"] = text_file(values["chat_template"], places["chat_template"], environ, problems)
+    if "command" in values:
+        program, *arguments = values["command"].argv
+        if "/" in program:  # without one it is looked for in PATH
+            program = located(program, places["command"], environ)
+        values["command"] = msgspec.structs.replace(values["command"], argv=(program, *arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ class Given(NamedTuple):
     line: int | None = None
     base: Path = Path()
     """What a relative path in ``value`` is relative to."""
+    inside: Mapping[str, Given] | None = None
+    """Where ``value`` is a mapping: its readable entries, each with its own place."""
 
     @property
     def origin(self) -> str:
@@ -91,13 +93,11 @@ def shown(value: object) -> str:
             return clip(str(value), 60)
 
 
-def unknown(key: str, known: Iterable[str], later: Iterable[str], what: str = "setting", shown_as: str = "") -> str:
-    """What to say about a key that is not in ``known``; ``later`` holds the ones that a newer version will know.
+def unknown(key: str, known: Iterable[str], what: str = "setting", shown_as: str = "") -> str:
+    """What to say about a key that is not in ``known``.
 
     ``shown_as``: the prefix of the environment variables, where the suggestion is to be one.
     """
-    if key in later:
-        return "this version does not support it yet"
     near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
     if not near:
         return f"unknown {what}"

@@ -6,11 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimproc.config.model import FAKE_KINDS
 from slimproc.config.problems import Given, Problem, at, unknown
 from slimproc.config.runtime import home
 from slimproc.config.values import Kind, Wrong, plain
-from slimproc.settings import FakeSettings
 
 _TEXT_SOURCES = ("environment", "flag")
 PACKAGE, HUB = "package:", "hf:"
@@ -44,19 +42,16 @@ def read_layers(
 
 
 def known(
-    given: Mapping[str, Given], names: Collection[str], later: Collection[str], problems: list[Problem]
+    given: Mapping[str, Given], names: Collection[str], problems: list[Problem], elsewhere: Mapping[str, str] = {}
 ) -> dict[str, Given]:
-    """``given`` without the keys that are not in ``names``, each of which becomes a problem."""
+    """``given`` without the keys that are not in ``names``, each of which becomes a problem.
+
+    ``elsewhere``: what to say about keys that are known, but not here.
+    """
     for key, place in given.items():
         if key not in names:
-            problems.append(at(place, unknown(key, names, later)))
+            problems.append(at(place, elsewhere.get(key) or unknown(key, names)))
     return {key: place for key, place in given.items() if key in names}
-
-
-def read_fake(given: Mapping[str, Given], problems: list[Problem]) -> FakeSettings:
-    """A model's ``fake:`` block."""
-    values, _ = read_layers(FAKE_KINDS, [known(given, FAKE_KINDS, (), problems)], problems, texts=1)
-    return FakeSettings(**values)
 
 
 def located(text: str, given: Given, environ: Mapping[str, str]) -> str:

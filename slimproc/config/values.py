@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -39,11 +39,15 @@ class Wrong(ValueError):
 
 
 class Kind(NamedTuple, Generic[T]):
-    """``read`` returns the parsed value or raises Wrong. ``text``: an environment variable is taken as it stands."""
+    """``read`` returns the parsed value or raises Wrong. ``text``: an environment variable is taken as it stands.
+
+    ``scalar`` False: a list, which no environment variable can hold.
+    """
 
     wanted: str
     read: Callable[[Any], T]
     text: bool = False
+    scalar: bool = True
 
     def explain(self, value: object, error: Wrong) -> str:
         return str(error) or f"wanted {self.wanted}, not {shown(value)}"
@@ -58,6 +62,16 @@ class Listen(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         host = self.host or ""
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def kinds_of(struct: type[msgspec.Struct]) -> dict[str, Kind[Any]]:
+    """The kind of each field of ``struct`` that is annotated with one, by the field's name."""
+    return {
+        field: extra
+        for field, hint in get_type_hints(struct, include_extras=True).items()
+        for extra in get_args(hint)[1:]
+        if isinstance(extra, Kind)
+    }
 
 
 def plain(text: str) -> str | int | float | bool | None:
@@ -137,6 +151,30 @@ def choice(*words: str) -> Kind[str]:
     return Kind(f"one of {', '.join(words)}", read, text=True)
 
 
+def list_of(
+    kind: Kind[T], wanted: str, *, least: int = 0, most: int = 4096, distinct: bool = False
+) -> Kind[tuple[T, ...]]:
+    """A list whose items are of one kind. ``distinct``: none is there twice, as it is parsed."""
+
+    def read(value: Any) -> tuple[T, ...]:
+        if not isinstance(value, list):
+            raise Wrong
+        if not least <= len(value) <= most:
+            raise Wrong(f"wanted {wanted}, from {least} to {most} items, not {len(value)}")
+        items: list[T] = []
+        for index, item in enumerate(value):
+            try:
+                parsed = kind.read(item)
+            except Wrong as error:
+                raise Wrong(f"item {index + 1}: {kind.explain(item, error)}") from None
+            if distinct and parsed in items:
+                raise Wrong(f"item {index + 1}: {shown(item)} is in the list before")
+            items.append(parsed)
+        return tuple(items)
+
+    return Kind(wanted, read, scalar=False)
+
+
 def _read_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise Wrong
@@ -158,18 +196,6 @@ def _read_name(value: Any) -> str:
     if len(text) > 256:
         raise Wrong(f"a model's name has at most 256 characters; {shown(text)} has {len(text)}")
     return text
-
-
-def _read_names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise Wrong
-    names = []
-    for index, item in enumerate(value):
-        try:
-            names.append(_read_name(item))
-        except Wrong as error:
-            raise Wrong(f"item {index + 1}: {NAME.explain(item, error)}") from None
-    return tuple(names)
 
 
 def _read_socket_path(value: Any) -> str:
@@ -215,7 +241,7 @@ def _read_listen(value: Any) -> Listen:
 BOOLEAN = Kind("true or false", _read_boolean)
 TEXT = Kind("text", _read_text, text=True)
 NAME = Kind("text of 1 to 256 characters", _read_name, text=True)
-NAMES = Kind("a list of texts", _read_names)
+NAMES = list_of(NAME, "a list of texts")
 PATH = Kind("a path", _read_text, text=True)
 SOCKET_PATH = Kind("a path", _read_socket_path, text=True)
 HOST = Kind("a host name or an IP address", read_host, text=True)

@@ -34,11 +34,15 @@ class Document:
         self._lines: dict[KeyPath, int] = {}
 
     def given(self, path: KeyPath, value: Any) -> Given:
-        return Given(value, self.source, key_path(path), self._lines.get(path, 1), self.base)
+        inside = None
+        if isinstance(value, dict):
+            inside = self.children(path, value)
+            value = {key: given.value for key, given in inside.items()}
+        return Given(value, self.source, key_path(path), self._lines.get(path, 1), self.base, inside)
 
     def children(self, path: KeyPath, mapping: dict[str, Any]) -> dict[str, Given]:
         """The readable entries of the mapping at ``path``."""
-        return {k: self.given((*path, k), v) for k, v in mapping.items() if v is not INVALID}
+        return {k: self.given((*path, k), v) for k, v in mapping.items() if _readable(v)}
 
     def mark(self, path: KeyPath, line: int) -> None:
         self._lines.setdefault(path, line)
@@ -50,7 +54,7 @@ class Document:
 def read(file: Path) -> Document:
     """Raises ConfigError where nothing of the file can be read: no such file, not UTF-8, not YAML."""
     source = str(file)
-    text = _text(file)
+    text = text_of(file)
     document = Document(source, file.absolute().parent)
     try:
         _Builder(yaml.parse(text, Loader=yaml.SafeLoader), document).build()
@@ -65,7 +69,8 @@ def read(file: Path) -> Document:
     return document
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """A file's text. Raises ConfigError where there is none, or far too much of it."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(_MAX_BYTES + 1)
@@ -171,6 +176,13 @@ class _Builder:
             self.document.slip((*path, key), line, "anchors and tags are not allowed")
             return None
         return key
+
+
+def _readable(value: Any) -> bool:
+    """Whether it can be judged: a mapping's entries can each for itself, a list only as a whole."""
+    if isinstance(value, list):
+        return all(_readable(item) and (not isinstance(item, dict) or _readable([*item.values()])) for item in value)
+    return value is not INVALID
 
 
 def _line(event: Any) -> int:

@@ -67,6 +67,8 @@ class Backend(Protocol):
 
     ``gives_logprobs`` and ``gives_prompt_logprobs`` are attributes that may be absent, which is False: then sequences
     that ask for them are refused before they come here.
+    So may two that ``confine`` reads: ``uses_gpu``, which keeps what drivers need, and ``scratch``, paths of folders
+    that the backend goes on writing to.
     """
 
     @property
@@ -112,7 +114,8 @@ class Backend(Protocol):
         """Forget a sequence at any stage, between two steps."""
 
     def step(self) -> Iterable[Event]:
-        """Advance the whole batch by one call of the model: at most one token a sequence, none while it prefills.
+        """Advance the whole batch by one call of the model: one token a sequence, none while it prefills, several where
+        guesses were right. A sequence's events follow one another; what comes after its end is dropped.
 
         A sequence whose limit is 0 is here for its ``PromptScored`` only. A pooled sequence ends with its one Embedded;
         which of those share a call is the backend's to say.

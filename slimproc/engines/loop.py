@@ -12,7 +12,7 @@ from slimproc.engines.acceptance import Acceptance
 from slimproc.engines.backend import Embedded, Produced, PromptScored, Scored, SequenceFailed
 from slimproc.engines.grammar.compiler import GrammarCompiler
 from slimproc.engines.pooled import frames
-from slimproc.engines.sequence import Sequence
+from slimproc.engines.sequence import Sequence, joined
 from slimproc.errors import EngineError, InvalidRequest
 from slimproc.ipc import wire
 from slimproc.ipc.control import ControlClosed
@@ -55,6 +55,8 @@ class EngineLoop:
         self._sequences: dict[int, Sequence] = {}
         self._grammars: GrammarCompiler | None = None
         """From the first request that needs it."""
+        self._retired: Sequence | None = None
+        """The one that ended last, in this step."""
         self._awaiting: dict[int, tuple[Sequence, wire.Submit]] = {}
         """Sequences that have their slot and wait for their grammar before they join the batch."""
         self._pending: list[wire.Tok] = []
@@ -220,7 +222,10 @@ class EngineLoop:
         items, self._pending = self._pending, []
         scored: list[wire.ScoredTok] = []
         ended: list[Embedded | SequenceFailed] = []
+        previous = None
         for event in produced:
+            if event.sequence is self._retired:
+                continue  # it has just ended, and the backend had gone on
             if not isinstance(event, Produced):
                 if isinstance(event, Scored | PromptScored):
                     scored += self._take_scored(event)
@@ -231,9 +236,14 @@ class EngineLoop:
             sequence, piece, end = event
             item = sequence.advance(piece, end)
             if item is not None:
-                items.append(item)
+                if sequence is previous and items and items[-1].rid == item.rid:
+                    items[-1] = joined(items[-1], item)
+                else:
+                    items.append(item)
                 if item.finish:
                     self._retire(sequence)
+            previous = sequence
+        self._retired = None
         if self._phase == PHASE_PREFILL:
             self._phase = 0  # somebody may have begun to answer
         if items or scored:
@@ -261,6 +271,7 @@ class EngineLoop:
 
     def _retire(self, sequence: Sequence) -> None:
         del self._sequences[sequence.rid]
+        self._retired = sequence
         self._backend.remove(sequence)
         self._phase = 0
 

@@ -114,3 +114,8 @@ class Sequence:
                 finish = Finish.STOP
         usage = Usage(len(self.prompt), self.generated, self.cached_tokens)
         return Tok(self.rid, text, self.unsaid, int(finish), usage)
+
+
+def joined(one: Tok, following: Tok) -> Tok:
+    """Two items of one sequence in one frame, as one."""
+    return Tok(one.rid, one.text + following.text, one.tokens + following.tokens, following.finish, following.usage)

@@ -7,18 +7,20 @@ from dataclasses import asdict
 import msgspec
 from aiohttp import web
 
-from slimproc.errors import ModelNotFound
+from slimproc.config import ModelConfig
+from slimproc.errors import InvalidRequest, ModelNotFound
+from slimproc.http import lifecycle
 from slimproc.http.gateway import Gateway
 from slimproc.http.openai.models import describe
 from slimproc.replicas.replica import Replica
 
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
-    def replicas_of(http: web.Request) -> list[Replica]:
+    def model_of(http: web.Request) -> ModelConfig:
         name = http.match_info["id"]
         if name not in gateway.config.models:
             raise ModelNotFound(f"no model is configured as {name[:100]!r}", param="id")
-        return gateway.supervisor.of(name)
+        return gateway.config.models[name]
 
     async def models(_: web.Request) -> web.Response:
         found = [
@@ -30,22 +32,38 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
     async def replicas(_: web.Request) -> web.Response:
         return _json({"replicas": [_describe(replica) for replica in gateway.supervisor]})
 
+    async def plan(http: web.Request) -> web.Response:
+        model = gateway.config.resolve_model(http.query.get("model"))
+        return _json(asdict(gateway.residency.explain(model.name)))
+
     async def load(http: web.Request) -> web.Response:
-        for replica in replicas_of(http):
-            replica.ask_start(forgive=True)
+        model = model_of(http)
+        if _wants_to_wait(http):
+            return _json({"status": await lifecycle.load(gateway, model)})
+        gateway.residency.load(model.name)
         return _json({"status": "asked"}, status=202)
 
     async def unload(http: web.Request) -> web.Response:
-        for replica in replicas_of(http):
-            replica.ask_stop(gateway.config.drain_timeout)
+        model = model_of(http)
+        if _wants_to_wait(http):
+            return _json({"status": await lifecycle.unload(gateway, model)})
+        gateway.residency.unload(model.name)
         return _json({"status": "asked"}, status=202)
 
     return [
         web.get("/admin/models", models),
         web.get("/admin/replicas", replicas),
+        web.get("/admin/plan", plan),
         web.post("/admin/models/{id:.+}/load", load),
         web.post("/admin/models/{id:.+}/unload", unload),
     ]
+
+
+def _wants_to_wait(http: web.Request) -> bool:
+    given = http.query.get("wait", "false")
+    if given not in ("true", "false"):
+        raise InvalidRequest(f"wait: wanted true or false, not {given[:40]!r}", param="wait")
+    return given == "true"
 
 
 def _describe(replica: Replica) -> dict[str, object]:
@@ -54,6 +72,8 @@ def _describe(replica: Replica) -> dict[str, object]:
     if engine is not None and engine.ready is not None:
         found["details"] = engine.ready.model.details
         found["load_seconds"] = round(engine.ready.load_seconds, 3)
+    if replica.sighting is not None:
+        found["remote_state"] = replica.sighting.state
     return found
 
 

@@ -6,10 +6,11 @@ from typing import Final
 
 from aiohttp import web
 
-from slimproc.http import admin, health, middleware
-from slimproc.http.body import expect_handler
+from slimproc.http import admin, health, infer, infer_errors, middleware
+from slimproc.http.body import expect_handler, expect_later
 from slimproc.http.gateway import Gateway
 from slimproc.http.openai import chat, completions, embeddings, models, rerank, tokens
+from slimproc.http.openai.upstreams import reaching_upstreams
 from slimproc.http.protocol import JsonAppRunner
 
 KEEPALIVE_TIMEOUT: Final = 75.0
@@ -19,9 +20,12 @@ ADMIN_BODY_LIMIT: Final = 64 * 1024
 
 def public_app(gateway: Gateway) -> web.Application:
     """The routes of ``listen``."""
-    limit = gateway.config.max_json_body
-    modules = (completions, chat, embeddings, rerank, models, tokens, health)
-    return _app([route for module in modules for route in module.routes(gateway)], body_limit=limit)
+    asking = [route for module in (completions, chat, embeddings, rerank, tokens) for route in module.routes(gateway)]
+    inferring = infer.routes(gateway, {route.path: route.handler for route in asking})
+    if gateway.has_upstreams:
+        asking = [reaching_upstreams(gateway, route) for route in asking]
+    routes = [*asking, *inferring, *models.routes(gateway), *health.routes(gateway)]
+    return _app(routes, body_limit=gateway.config.max_json_body)
 
 
 def admin_app(gateway: Gateway) -> web.Application:
@@ -31,8 +35,9 @@ def admin_app(gateway: Gateway) -> web.Application:
 
 def _app(routes: list[web.RouteDef], *, body_limit: int) -> web.Application:
     app = web.Application(client_max_size=body_limit)
-    expect = expect_handler(body_limit)
+    at_once = expect_handler(body_limit)
     for route in routes:
+        expect = expect_later if route.path == infer_errors.PATH else at_once
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expect)
         if route.method == "GET" and route.kwargs.get("allow_head", True):
             app.router.add_route("HEAD", route.path, route.handler, expect_handler=expect)

@@ -21,6 +21,9 @@ from slimproc.errors import (
 REFUSAL: Final = web.RequestKey("refusal", SlimprocError)
 """Request key: an error found before the middleware ran, which the middleware raises."""
 
+_WANTS_CONTINUE: Final = web.RequestKey("wants continue", bool)
+"""Request key: the client waits to be told that its body is wanted."""
+
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -73,6 +76,23 @@ def refuse_length(request: web.Request, limit: int) -> None:
         raise BodyTooLarge(f"the body has {length} bytes; the limit is {limit}")
 
 
+def say_continue(request: web.Request) -> None:
+    """Tell a client that waits for it (see ``expect_later``) to send its body; once, and nothing to any other."""
+    if request.pop(_WANTS_CONTINUE, False) and request.transport is not None:
+        # Past aiohttp's writer, whose count of sent bytes would say that the answer had begun.
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def expect_later(request: web.Request) -> web.StreamResponse | None:
+    """For ``add_route(expect_handler=…)`` of a route whose handler calls ``say_continue`` when it reads the body."""
+    if request.version >= (1, 1):
+        if _expects_continue(request):
+            request[_WANTS_CONTINUE] = True
+        else:
+            request[REFUSAL] = _unknown_expectation()
+    return None
+
+
 def expect_handler(limit: int) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
     """For ``add_route(expect_handler=…)``: say ``100 Continue`` only to a body that will be read.
 
@@ -83,8 +103,8 @@ def expect_handler(limit: int) -> Callable[[web.Request], Awaitable[web.StreamRe
     async def answer(request: web.Request) -> web.StreamResponse | None:
         if request.version < (1, 1):
             return None  # RFC 9110, 10.1.1: ignored from a client that cannot know it
-        if request.headers.get(hdrs.EXPECT, "").strip().lower() != "100-continue":
-            request[REFUSAL] = ExpectationFailed("the only expectation that can be met is 100-continue")
+        if not _expects_continue(request):
+            request[REFUSAL] = _unknown_expectation()
             return None
         try:
             refuse_media_type(request)
@@ -92,9 +112,16 @@ def expect_handler(limit: int) -> Callable[[web.Request], Awaitable[web.StreamRe
         except (BodyTooLarge, UnsupportedMediaType) as error:
             request[REFUSAL] = error
             return None
-        if request.transport is not None:
-            # Past aiohttp's writer, whose count of sent bytes would say that the answer had begun.
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request[_WANTS_CONTINUE] = True
+        say_continue(request)
         return None
 
     return answer
+
+
+def _expects_continue(request: web.Request) -> bool:
+    return request.headers.get(hdrs.EXPECT, "").strip().lower() == "100-continue"
+
+
+def _unknown_expectation() -> ExpectationFailed:
+    return ExpectationFailed("the only expectation that can be met is 100-continue")

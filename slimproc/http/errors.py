@@ -1,4 +1,6 @@
-"""How an error looks to a caller: OpenAI's error object, as a body, as an answer, and as an event in a stream."""
+"""How an error looks to a caller, as a body, as an answer, and as an event in a stream: OpenAI's error object, or on
+``/infer`` the flat one of ``infer_errors.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from slimproc.errors import (
     ConfigError,
     ExpectationFailed,
     IllegalTransition,
+    InsufficientMemory,
     InternalError,
     MethodNotAllowed,
     NotFound,
@@ -23,6 +26,7 @@ from slimproc.errors import (
     SlimprocError,
     UnsupportedMediaType,
 )
+from slimproc.http import infer_errors
 
 MAX_MESSAGE: Final = 1000
 """Characters. Messages quote what callers sent, which can be megabytes."""
@@ -33,33 +37,45 @@ MAX_RETRY_AFTER: Final = 60
 PRIVATE: Final = (InternalError, ConfigError, RingCorrupt, IllegalTransition)
 """Errors whose words are for the log only."""
 
+_PRIVATE_MESSAGE: Final = "the server failed on this request; its log says why"
 _CLOSING: Final = (BodyTimeout, BodyTooLarge, ExpectationFailed)
 """After these the rest of the body is unread or was never sent: the next request could not be told from it."""
 
 _DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\":]+/)+")
 
 
+def on_infer(request: web.BaseRequest) -> bool:
+    """Whether errors of this request have ``/infer``'s shape."""
+    return request.path == infer_errors.PATH
+
+
 def error_object(error: SlimprocError) -> dict[str, object]:
     """``{"message", "type", "param", "code"}``."""
     if isinstance(error, PRIVATE):
-        message, kind, code = "the server failed on this request; its log says why", "server_error", "internal_error"
-        return {"message": message, "type": kind, "param": None, "code": code}
+        return {"message": _PRIVATE_MESSAGE, "type": "server_error", "param": None, "code": "internal_error"}
     return {"message": _public(error), "type": error.type, "param": error.param, "code": error.code}
 
 
-def error_body(error: SlimprocError) -> bytes:
-    """OpenAI's error object as JSON."""
-    return msgspec.json.encode({"error": error_object(error)})
+def error_body(error: SlimprocError, *, infer: bool = False) -> bytes:
+    """The error as JSON; beside it, where memory is short, the ``plan`` in numbers."""
+    if infer:
+        body = _flat(_PRIVATE_MESSAGE if isinstance(error, PRIVATE) else _public(error), infer_errors.told(error).code)
+    else:
+        body = {"error": error_object(error)}
+    if isinstance(error, InsufficientMemory) and error.plan is not None:
+        body["plan"] = error.plan
+    return msgspec.json.encode(body)
 
 
-def sse_error(error: SlimprocError) -> bytes:
+def sse_error(error: SlimprocError, *, infer: bool = False) -> bytes:
     """The error as one event, for a stream whose headers have gone out. ``data: [DONE]`` is the caller's to send."""
-    return b"data: " + error_body(error) + b"\n\n"
+    return b"data: " + error_body(error, infer=infer) + b"\n\n"
 
 
-def error_response(error: SlimprocError) -> web.Response:
+def error_response(error: SlimprocError, *, infer: bool = False) -> web.Response:
     """The whole answer. After a body that was not read to its end the connection closes."""
-    response = web.Response(status=error.status, body=error_body(error), content_type="application/json")
+    status = infer_errors.told(error).status if infer else error.status
+    response = web.Response(status=status, body=error_body(error, infer=infer), content_type="application/json")
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(_retry_after(error.retry_after))
     if not error.retryable:
@@ -71,33 +87,41 @@ def error_response(error: SlimprocError) -> web.Response:
 
 def from_http_exception(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
     """What aiohttp itself refuses (404, 405, 413, …) in our form; ``Allow`` is kept."""
-    subject = f"{request.method} {request.path}"
+    subject, infer = f"{request.method} {request.path}", on_infer(request)
     match error.status:
         case 404:
-            return error_response(NotFound(f"there is no route {subject}"))
+            return error_response(NotFound(f"there is no route {subject}"), infer=infer)
         case 405:
-            response = error_response(MethodNotAllowed(f"{subject}: this method is not allowed here"))
+            response = error_response(MethodNotAllowed(f"{subject}: this method is not allowed here"), infer=infer)
             response.headers["Allow"] = error.headers.get("Allow", "")
             return response
         case 413:
-            return error_response(BodyTooLarge("the body is too large"))
+            return error_response(BodyTooLarge("the body is too large"), infer=infer)
         case 415:
-            return error_response(UnsupportedMediaType("this media type is not supported"))
+            return error_response(UnsupportedMediaType("this media type is not supported"), infer=infer)
         case 417:
-            return error_response(ExpectationFailed("this Expect header cannot be met"))
-    return plain_error(error.status, error.reason or HTTPStatus(error.status).phrase)
+            return error_response(ExpectationFailed("this Expect header cannot be met"), infer=infer)
+    return plain_error(error.status, error.reason or HTTPStatus(error.status).phrase, infer=infer)
 
 
-def plain_error(status: int, message: str) -> web.Response:
+def plain_error(status: int, message: str, *, infer: bool = False) -> web.Response:
     """An answer for a status that no SlimprocError has: what HTTP itself refuses."""
     ours = status >= 500
-    body = {
-        "message": _clipped(message),
-        "type": "server_error" if ours else "invalid_request_error",
-        "param": None,
-        "code": "internal_error" if ours else "invalid_request_error",
+    body: dict[str, object] = {
+        "error": {
+            "message": _clipped(message),
+            "type": "server_error" if ours else "invalid_request_error",
+            "param": None,
+            "code": "internal_error" if ours else "invalid_request_error",
+        }
     }
-    return web.Response(status=status, body=msgspec.json.encode({"error": body}), content_type="application/json")
+    if infer:
+        body = _flat(_clipped(message), infer_errors.told_for_status(status).code)
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
+
+
+def _flat(message: str, code: str) -> dict[str, object]:
+    return {"error": message, "src": infer_errors.SOURCE, "code": code}
 
 
 def _public(error: SlimprocError) -> str:
@@ -106,10 +130,12 @@ def _public(error: SlimprocError) -> str:
     Errors of our side may carry words of an engine or the system: only their first line goes out (a traceback has
     more), and files are named without their directories. What callers did wrong is told in full.
     """
-    message = error.message
-    if error.status >= 500:
-        message = _DIRECTORIES.sub("", message.strip().partition("\n")[0])
-    return _clipped(message)
+    return public_text(error.message) if error.status >= 500 else _clipped(error.message)
+
+
+def public_text(text: str) -> str:
+    """Words of an engine, a server or the system, as callers may see them: one line, and no directories."""
+    return _clipped(_DIRECTORIES.sub("", text.strip().partition("\n")[0]))
 
 
 def _clipped(message: str) -> str:

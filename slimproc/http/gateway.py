@@ -6,22 +6,24 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from aiohttp import web
 
 from slimproc.admission.controller import AdmissionController
 from slimproc.config import Config, ModelConfig
 from slimproc.errors import InvalidRequest, ServiceUnavailable, SlimprocError
-from slimproc.http.body import read_json_body
+from slimproc.http.body import read_json_body, say_continue
 from slimproc.http.disconnects import DisconnectSweeper
+from slimproc.http.forward import Relay
 from slimproc.http.generate import Answerer
+from slimproc.http.memory import EverythingFits, Residency
 from slimproc.http.middleware import request_id
 from slimproc.http.openai.call import Call, VectorCall
 from slimproc.ipc import wire
 from slimproc.metrics import Metrics
 from slimproc.replicas.supervisor import Supervisor
-from slimproc.request import Deadline, EmbedRequest, GenerateRequest
+from slimproc.request import NEVER, Deadline, EmbedRequest, GenerateRequest
 
 V = TypeVar("V", bound=VectorCall)
 
@@ -29,21 +31,51 @@ QUESTION_LIMIT = 10.0
 """Seconds that an engine has to answer a question between two steps."""
 
 
+class ReceivedBody(NamedTuple):
+    content: bytes
+    arrived: float
+    """When its request came (monotonic)."""
+
+
+BODY = web.RequestKey("body", ReceivedBody)
+"""Request key: the body, where somebody had to look at it before its handler."""
+INFER_MODEL = web.RequestKey("infer model", ModelConfig)
+"""Request key: the local model that ``/infer`` was asked for. It is meant whatever the body says, and ``/infer``'s limits
+hold.
+"""
+
+
 class Gateway:
     """``started`` is the wall-clock second that the model list gives as ``created``."""
 
     def __init__(
-        self, config: Config, supervisor: Supervisor, admission: AdmissionController, metrics: Metrics
+        self,
+        config: Config,
+        supervisor: Supervisor,
+        admission: AdmissionController,
+        metrics: Metrics,
+        residency: Residency | None = None,
     ) -> None:
+        """``residency``: what decides which models are in memory; None: there is room for all of them."""
         self.config = config
         self.supervisor = supervisor
         self.admission = admission
         self.metrics = metrics
+        self.residency = residency or EverythingFits(supervisor, config.drain_timeout)
         self.sweeper = DisconnectSweeper()
         self.answerer = Answerer(admission, metrics, self.sweeper, keepalive_after=config.keepalive_after)
+        self.relay = Relay(admission, self.sweeper)
         self.started = int(time.time())
 
+    @property
+    def has_upstreams(self) -> bool:
+        return any(model.upstream is not None for model in self.config.models.values())
+
     async def read_body(self, http: web.Request) -> bytes:
+        received: ReceivedBody | None = http.get(BODY)
+        if received is not None:
+            return received.content
+        say_continue(http)
         return await read_json_body(http, limit=self.config.max_json_body, timeout=self.config.body_timeout)
 
     @overload
@@ -55,38 +87,54 @@ class Gateway:
 
         The one deadline counts from now: a slow body is the caller's own time.
         """
-        arrived = time.monotonic()
-        model = None
+        received = http.get(BODY)
+        arrived = received.arrived if received is not None else time.monotonic()
+        model = http.get(INFER_MODEL)
         try:
             call = parse(await self.read_body(http))
-            model = self.config.resolve_model(call.model)
-            deadline = Deadline.after(_time_limit(http, model), arrived)
-            return call, call.work(request_id=request_id(http), model=model, deadline=deadline)
+            if model is not None:
+                deadline, queue_deadline = self.infer_deadlines(http, model, arrived)
+            else:
+                model = self.config.resolve_model(call.model)
+                deadline = Deadline.after(self.time_limit(http, model.request_timeout), arrived)
+                queue_deadline = NEVER
+            work = call.work(request_id=request_id(http), model=model, deadline=deadline, queue_deadline=queue_deadline)
         except SlimprocError as error:
             self.metrics.reject(model.name if model else None, error)
             raise
+        return call, work
 
     async def ask(self, model: ModelConfig, make: Callable[[int], wire.Command]) -> wire.Report:
         """Ask any engine of the model that is ready. Raises ServiceUnavailable when there is none."""
         for replica in self.supervisor.of(model.name):
-            if replica.serving is not None:
+            if replica.serving_engine is not None:
                 try:
                     async with asyncio.timeout(QUESTION_LIMIT):
-                        return await replica.serving.ask(make)
+                        return await replica.serving_engine.ask(make)
                 except TimeoutError:
                     raise ServiceUnavailable(f"the model {model.name} is too busy to answer") from None
         raise ServiceUnavailable(f"the model {model.name} is not loaded")
 
+    # --- time ---------------------------------------------------------------------------------------------------------
 
-def _time_limit(http: web.Request, model: ModelConfig) -> float:
-    """Seconds: the model's limit, which a caller may shorten with ``X-Request-Timeout``. Raises InvalidRequest."""
-    given = http.headers.get("X-Request-Timeout")
-    if given is None:
-        return model.request_timeout
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise InvalidRequest("X-Request-Timeout: wanted seconds above 0", param="X-Request-Timeout")
-    return min(seconds, model.request_timeout)
+    def time_limit(self, http: web.Request, own: float) -> float:
+        """Seconds: ``own``, which a caller may shorten with ``X-Request-Timeout``. Raises InvalidRequest."""
+        given = http.headers.get("X-Request-Timeout")
+        if given is None:
+            return own
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InvalidRequest("X-Request-Timeout: wanted seconds above 0", param="X-Request-Timeout")
+        return min(seconds, own)
+
+    def infer_deadlines(self, http: web.Request, model: ModelConfig, arrived: float) -> tuple[Deadline, Deadline]:
+        """The request's, which only the model itself or the caller sets, and its place in the queue's.
+
+        Raises InvalidRequest.
+        """
+        own = model.request_timeout if "request_timeout" in model.origins else math.inf
+        deadline = Deadline.after(self.time_limit(http, own), arrived)
+        return deadline, Deadline.after(self.config.queue_timeout, arrived)

@@ -13,7 +13,7 @@ from slimproc.admission.controller import AdmissionController
 from slimproc.admission.generation import Generation
 from slimproc.errors import SlimprocError
 from slimproc.http.disconnects import DisconnectSweeper
-from slimproc.http.errors import sse_error
+from slimproc.http.errors import on_infer, sse_error
 from slimproc.http.openai.format import AnswerFormat
 from slimproc.http.scored import ScoredEventStream, ScoredStream
 from slimproc.http.sse import DONE, KEEPALIVE, EventClient, EventStream
@@ -86,7 +86,7 @@ class Answerer:
                 response = await self._begin(http, client, answer)
                 if not started:
                     client.write(KEEPALIVE)
-                await self._follow(generation, client, answer)
+                await self._follow(generation, client, answer, infer=on_infer(http))
         finally:
             generation.close()
             client.close()
@@ -116,7 +116,7 @@ class Answerer:
         client.attach(http.transport, chunked=chunked, prelude=answer.prelude())
         return response
 
-    async def _follow(self, generation: Generation, client: EventClient, answer: AnswerFormat) -> None:
+    async def _follow(self, generation: Generation, client: EventClient, answer: AnswerFormat, *, infer: bool) -> None:
         """The headers are out: whatever happens now is told in the stream."""
         try:
             spoken = -1
@@ -127,7 +127,7 @@ class Answerer:
                 spoken = tokens
             client.write(answer.usage_event(generation.streams) + DONE)
         except SlimprocError as error:
-            client.write(sse_error(error) + DONE)
+            client.write(sse_error(error, infer=infer) + DONE)
 
 
 async def _write(http: web.Request, body: bytes) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 from slimproc import logs
 from slimproc.errors import InternalError, MethodNotAllowed, NotFound, SlimprocError
 from slimproc.http.body import REFUSAL, expect_handler
-from slimproc.http.errors import PRIVATE, error_response, from_http_exception
+from slimproc.http.errors import PRIVATE, error_response, from_http_exception, on_infer
 
 CLIENT_GONE: Final = 499
 """nginx's word in the access line for a client that left before its answer. Never sent."""
@@ -61,7 +61,10 @@ def access_line(request: web.BaseRequest, status: int, seconds: float) -> None:
 
 
 class AnswerCut(ConnectionResetError):
-    """The handler failed when part of its answer was on the wire. aiohttp closes the connection on it, silently."""
+    """The handler failed when part of its answer was on the wire. aiohttp closes the connection on it, silently.
+
+    A handler that has told why by itself raises it too.
+    """
 
 
 @web.middleware
@@ -85,8 +88,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The handler's answer, or the one for what it raised. That a client left is nobody's fault, and passes through."""
+    infer = on_infer(request)
     try:
         return await _handled(request, handler)
+    except AnswerCut:
+        raise
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -94,12 +100,12 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except SlimprocError as error:
         if isinstance(error, PRIVATE) or _STARTED in request:
             log.exception("a request failed", request_id=request_id(request))
-        answer = error_response(error)
+        answer = error_response(error, infer=infer)
     except Exception as error:
         if isinstance(error, ConnectionError) and _gone(request):
             raise
         log.exception("a request failed", request_id=request_id(request))
-        answer = error_response(InternalError("unexpected"))
+        answer = error_response(InternalError("unexpected"), infer=infer)
     if _STARTED in request:
         raise AnswerCut
     if not request.content.is_eof():
@@ -135,6 +141,7 @@ async def _no_route(request: web.Request) -> web.StreamResponse:
     subject = f"{request.method} {request.path}"
     if not allowed:
         raise NotFound(f"there is no route {subject}")
-    response = error_response(MethodNotAllowed(f"{subject}: this method is not allowed here"))
+    error = MethodNotAllowed(f"{subject}: this method is not allowed here")
+    response = error_response(error, infer=on_infer(request))
     response.headers[hdrs.ALLOW] = ", ".join(sorted(allowed))
     return response

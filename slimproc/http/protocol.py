@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from slimproc import logs
 from slimproc.errors import InternalError
-from slimproc.http.errors import error_response, from_http_exception, plain_error
+from slimproc.http.errors import error_response, from_http_exception, on_infer, plain_error
 from slimproc.http.middleware import access_line, request_id
 
 log = logs.get("slimproc.access")
@@ -44,7 +44,7 @@ class JsonRequestHandler(web.RequestHandler):
             )
         else:
             log.exception("a request failed", request_id=request_id(request))  # noqa: LOG004 - called while it is handled
-            answer = error_response(InternalError("unexpected"))
+            answer = error_response(InternalError("unexpected"), infer=on_infer(request))
         answer.headers["x-request-id"] = request_id(request)
         answer.force_close()
         access_line(request, answer.status, 0.0)

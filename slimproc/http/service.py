@@ -14,6 +14,7 @@ from slimproc.admission.controller import AdmissionController
 from slimproc.config import Config
 from slimproc.http.app import admin_app, make_runner, public_app
 from slimproc.http.gateway import Gateway
+from slimproc.http.memory import Residency
 from slimproc.metrics import Metrics
 from slimproc.replicas.supervisor import Supervisor
 
@@ -25,9 +26,15 @@ class HttpService:
     """``open``, then ``stop_accepting``, ``close_public``, and ``close_admin`` last: operators may watch a shutdown."""
 
     def __init__(
-        self, config: Config, supervisor: Supervisor, admission: AdmissionController, metrics: Metrics
+        self,
+        config: Config,
+        supervisor: Supervisor,
+        admission: AdmissionController,
+        metrics: Metrics,
+        residency: Residency | None = None,
     ) -> None:
-        self._gateway = Gateway(config, supervisor, admission, metrics)
+        """``residency``: what decides which models are in memory; None: there is room for all of them."""
+        self._gateway = Gateway(config, supervisor, admission, metrics, residency)
         self._public = make_runner(public_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
         self._admin = make_runner(admin_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
 
@@ -45,6 +52,7 @@ class HttpService:
 
     async def close_public(self) -> None:
         await self._public.cleanup()
+        await self._gateway.relay.close()
         self._gateway.sweeper.close()
 
     async def close_admin(self) -> None:

@@ -24,9 +24,11 @@ from slimproc.errors import (
 from slimproc.ipc import wire
 from slimproc.metrics import ModelMetrics
 from slimproc.replicas.environment import engine_environment
+from slimproc.replicas.exits import ExitStatus
+from slimproc.replicas.life import Post, Refusal
 from slimproc.replicas.limits import EngineLimits
 from slimproc.replicas.link import EngineLink
-from slimproc.replicas.process import EngineProcess, ExitStatus
+from slimproc.replicas.process import EngineProcess
 from slimproc.replicas.slot import Slot
 from slimproc.replicas.stall import StallWatch
 from slimproc.replicas.states import ReplicaEvent
@@ -47,8 +49,9 @@ class Incarnation:
         limits: EngineLimits,
         metrics: ModelMetrics,
         *,
-        post: Callable[[ReplicaEvent, Incarnation, str], None],
+        post: Post,
         on_slot_free: Callable[[], None],
+        device: str | None = None,
     ) -> None:
         """Spawn. Raises OSError, and then nothing is left over."""
         self.name = name
@@ -63,7 +66,7 @@ class Incarnation:
         self._questions: dict[int, asyncio.Future[wire.Report]] = {}
         self._ready: wire.Ready | None = None
         self.progress = 0.0
-        self.refused: wire.LoadRefused | None = None
+        self.refused: Refusal | None = None
         self.tokens = 0
         self.dead = False
         self.ready_since = 0.0
@@ -73,7 +76,7 @@ class Incarnation:
             replica=replica,
             ring_size=limits.ring_size,
             credit=limits.credit,
-            environ=engine_environment(limits.environ, settings.backend),
+            environ=engine_environment(limits.environ, settings.backend, device),
         )
         self._stall_watch = StallWatch(
             lambda: self.process.reader.progress().steps,
@@ -95,6 +98,26 @@ class Incarnation:
     @property
     def ready(self) -> wire.Ready | None:
         return self._ready
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready is not None
+
+    @property
+    def load_seconds(self) -> float:
+        return self._ready.load_seconds if self._ready else 0.0
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def slots(self) -> int:
+        return self._ready.model.slots if self._ready else 0
+
+    @property
+    def drained(self) -> bool:
+        return self.occupied == 0
 
     @property
     def in_flight(self) -> int:
@@ -170,7 +193,7 @@ class Incarnation:
                 self.ready_since = time.monotonic()
                 self._post(ReplicaEvent.READY_RECEIVED, self, "")
             case wire.LoadRefused():
-                self.refused = report
+                self.refused = Refusal(report.message, report.permanent)
             case wire.Tokenized() | wire.Detokenized() | wire.QuestionRefused():
                 future = self._questions.get(report.question)
                 if future is not None and not future.done():
@@ -233,8 +256,19 @@ class Incarnation:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
+    killable = True
+    unload_failed = ""
+
+    def drain(self, *, begin: bool) -> None:
+        """Nothing to do: who starts sequences is decided in the front."""
+
+    def let_go(self) -> None:
+        """Nothing to do: an engine does not outlive us."""
+
     def ask_to_exit(self) -> None:
         self._link.send(wire.Shutdown())
+        if self._ready is None:
+            self.terminate()  # it loads, and hears nothing until that is done
 
     def terminate(self) -> None:
         self.process.signal(signal.SIGTERM)

@@ -19,11 +19,10 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class ReplicaLimits:
-    """Times in seconds."""
+    """Times in seconds. ``load_timeout`` is None where the life keeps it by itself."""
 
-    load_timeout: float
+    load_timeout: float | None
     unload_timeout: float
-    engine: EngineLimits
 
 
 @dataclass(frozen=True)
@@ -42,3 +41,4 @@ class ReplicaStatistics:
     restarts: int
     since: float
     """Seconds in this state."""
+    device: str | None = None

@@ -1,4 +1,4 @@
-"""Replica: one running copy of a model. Its one owner task (``run``) moves it through the table of ``states.py``.
+"""Replica: one running copy of a model, as everybody but its owner task (``owner.py``) sees it.
 
 Others ask (``ask_start``, ``ask_stop``) and read; a state read outside the owner is stale when it is used, so whoever
 takes a slot does it in the same turn of the loop and lives with an engine that dies in the next.
@@ -6,348 +6,195 @@ takes a slot does it in the same turn of the loop and lives with an engine that 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
-from slimproc import logs
 from slimproc.metrics import ModelMetrics
 from slimproc.replicas.incarnation import Incarnation
+from slimproc.replicas.life import Life, LifeSource, Sighting
 from slimproc.replicas.limits import ReplicaLimits, ReplicaStatistics
+from slimproc.replicas.owner import ABANDONABLE, ReplicaOwner
 from slimproc.replicas.restart import RestartPolicy
-from slimproc.replicas.states import RUNNING, ReplicaEvent, ReplicaState, next_state
-from slimproc.settings import EngineSettings
-
-log = logs.get("slimproc.replica")
-
-_DOWNWARD = frozenset({ReplicaState.STOPPED, ReplicaState.DRAINING, ReplicaState.STOPPING})
+from slimproc.replicas.states import RUNNING, ReplicaEvent, ReplicaState
 
 
-class _Heard(NamedTuple):
-    event: ReplicaEvent
-    engine: Incarnation | None
-    detail: str
-
-
-class Replica:
+class Replica(ReplicaOwner):
     """``on_change`` is called after every change of state and whenever a slot becomes free."""
 
     def __init__(
         self,
+        model: str,
         index: int,
-        settings: EngineSettings,
+        source: LifeSource,
         limits: ReplicaLimits,
         metrics: ModelMetrics,
         *,
         on_change: Callable[[Replica], None],
         policy: RestartPolicy | None = None,
     ) -> None:
-        self.model = settings.model
+        """``source`` makes what it runs."""
+        super().__init__(f"{model}/{index}", source, limits, metrics, policy or RestartPolicy())
+        self.model = model
         self.index = index
-        self.name = f"{settings.model}/{index}"
-        self.state = ReplicaState.STOPPED
-        self.reason = ""
-        """Why the last engine is no more, or cannot be; empty while all is well."""
-        self.load_failed = False
-        """The last engine never became ready."""
-        self.restarts = 0
-        self.changed_at = time.monotonic()
-        self._settings = settings
-        self._limits = limits
-        self._metrics = metrics
+        self.may_start: Callable[[Replica], bool] = _always
+        """Asked when a restart is due, until it says yes: there may be no room for it any more."""
+        self.on_unload_failed: Callable[[Replica], None] = _ignore
+        """Called whenever ``unload_failed`` has got a reason."""
+        self._unload_failed = ""
         self._on_change = on_change
-        self._policy = policy or RestartPolicy()
-        self._mailbox: asyncio.Queue[_Heard] = asyncio.Queue()
-        self._engine: Incarnation | None = None
-        self._permanent = False
-        self._start_wanted = False
-        self._drain_until = 0.0
-        self._exit_limit = limits.unload_timeout
-        self._tokens_before = 0
-        self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.state.value}, {self.sequences} sequences>"
 
     # --- what others may do ---------------------------------------------------------------------------------------
 
-    def ask_start(self, *, forgive: bool = False) -> None:
-        """Start it if it is stopped or has failed. ``forgive``: an operator asks, so earlier failures do not count."""
-        if forgive:
-            self._policy.reset()
-        self._post(ReplicaEvent.START_ASKED, None, "")
+    def ask_start(self, *, forgive: bool = False, device: str | None = None) -> None:
+        """Start it if it is stopped or has failed; on ``device``, if given, else where it was last.
 
-    def ask_stop(self, drain_limit: float, exit_limit: float | None = None) -> None:
+        ``forgive``: an operator asks, so earlier failures do not count.
+        """
+        if forgive:
+            self.forgive()
+        self._leaving = False
+        self._post(ReplicaEvent.START_ASKED, None, device or "")
+
+    def forgive(self) -> None:
+        """Its earlier failures do not count any more."""
+        self._policy.reset()
+
+    def ask_stop(
+        self, drain_limit: float, exit_limit: float | None = None, *, abandon: bool = False, leave: bool = False
+    ) -> None:
         """Stop it: what is in flight may take ``drain_limit`` more seconds, the engine's exit then ``exit_limit``
         (default: ``unload_timeout``). Asking again only moves the limits.
+
+        ``abandon``: it is an eviction: when the drain limit passes, the drain is given up and it serves on
+        (``drain_timed_out``), and ``abandon_drain`` may end it before. A stop without it rules out both.
+        ``leave``: the server is going: what lives without us is left as it is, and not waited for.
         """
         self._drain_until = time.monotonic() + drain_limit
         self._exit_limit = self._limits.unload_timeout if exit_limit is None else exit_limit
-        self._post(ReplicaEvent.STOP_ASKED, None, "")
-        if self.state is ReplicaState.DRAINING:
-            self._post(ReplicaEvent.DRAINED, self._engine, "")
+        self._leaving = self._leaving or leave
+        self._post(ReplicaEvent.STOP_ASKED, None, ABANDONABLE if abandon else "")
+        if leave and self._life is not None and self.state is ReplicaState.STOPPING:
+            self._life.let_go()
+
+    def abandon_drain(self) -> None:
+        """Serve on, if it is still being drained and every stop that was asked since was an eviction."""
+        self._post(ReplicaEvent.DRAIN_ABANDONED, None, "")
 
     async def wait_stopped(self) -> None:
         while self.state is not ReplicaState.STOPPED:
             self._changed.clear()
             await self._changed.wait()
 
+    def served(self) -> None:
+        """A request has finished well here."""
+        if self._life is not None and self._life.is_ready:
+            self._policy.served(self._life.ready_since, time.monotonic())
+
+    # --- what others may see --------------------------------------------------------------------------------------
+
     @property
-    def serving(self) -> Incarnation | None:
-        """The engine that takes new sequences now, if there is one."""
-        return self._engine if self.state is ReplicaState.READY else None
+    def life(self) -> Life | None:
+        """What it owns now, in whatever state."""
+        return self._life
+
+    @property
+    def serving(self) -> Life | None:
+        """The life that takes new work now, if there is one."""
+        return self._life if self.state is ReplicaState.READY else None
 
     @property
     def engine(self) -> Incarnation | None:
-        return self._engine
+        """Its life, if that is an engine of ours."""
+        return self._life if isinstance(self._life, Incarnation) else None
+
+    @property
+    def serving_engine(self) -> Incarnation | None:
+        """The engine of ours that takes new sequences now, if there is one."""
+        return self.engine if self.state is ReplicaState.READY else None
+
+    @property
+    def sighting(self) -> Sighting | None:
+        """What its server last said of itself, where that lives without us; None for what is ours."""
+        return self._source.sighting
+
+    @property
+    def remains(self) -> str:
+        """Why its memory may still be in use although it does not run; empty: it is not. Nothing of ours outlives us;
+        a server that is not ours keeps what it had until it says that it has not.
+        """
+        seen = self._source.sighting
+        if seen is None or not seen.may_hold_memory:
+            return ""
+        return f"its server is {seen.state}" + (f": {seen.reason}" if seen.reason else "")
+
+    @property
+    def resident_already(self) -> bool:
+        """Its server is ready without a start of ours: one costs no load."""
+        seen = self._source.sighting
+        return seen is not None and seen.state == "ready"
+
+    @property
+    def pid(self) -> int | None:
+        """The leader of its process group, where it has one."""
+        return self._life.pid if self._life else None
+
+    @property
+    def occupied(self) -> int:
+        return self._life.occupied if self._life else 0
 
     @property
     def sequences(self) -> int:
-        return self._engine.in_flight if self._engine else 0
+        return self._life.in_flight if self._life else 0
 
-    def served(self) -> None:
-        """A request has finished well here."""
-        if self._engine is not None and self._engine.ready is not None:
-            self._policy.served(self._engine.ready_since, time.monotonic())
+    @property
+    def unload_failed(self) -> str:
+        """Why it cannot be unloaded, while it is STOPPING and that is so."""
+        return self._life.unload_failed if self._life else ""
+
+    @property
+    def has_process(self) -> bool:
+        return self.state in RUNNING
 
     def statistics(self) -> ReplicaStatistics:
-        engine = self._engine
-        ready = engine.ready if engine else None
+        life = self._life
+        ready = life is not None and life.is_ready
         return ReplicaStatistics(
             model=self.model,
             replica=self.index,
             state=self.state.value,
             reason=self.reason,
-            progress=1.0 if ready else (engine.progress if engine else 0.0),
-            pid=engine.process.pid if engine else None,
+            progress=1.0 if ready else (life.progress if life else 0.0),
+            pid=self.pid,
             sequences=self.sequences,
-            slots=ready.model.slots if ready else self._settings.slots,
-            tokens=self._tokens_before + (engine.tokens if engine else 0),
+            slots=life.slots if life is not None and ready else self._source.slots,
+            tokens=self._tokens_before + (life.tokens if life else 0),
             restarts=self.restarts,
             since=time.monotonic() - self.changed_at,
+            device=self.device,
         )
 
-    # --- the owner ------------------------------------------------------------------------------------------------
+    # --- what its owner asks of it --------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Own the replica until cancelled. Left with an engine (which an orderly stop never does), it kills it."""
-        behaviour = {
-            ReplicaState.STOPPED: self._while_stopped,
-            ReplicaState.STARTING: self._while_starting,
-            ReplicaState.READY: self._while_ready,
-            ReplicaState.DRAINING: self._while_draining,
-            ReplicaState.STOPPING: self._while_stopping,
-            ReplicaState.KILLING: self._while_killing,
-            ReplicaState.BACKOFF: self._while_backing_off,
-            ReplicaState.FAILED: self._while_stopped,
-        }
-        try:
-            while True:
-                await behaviour[self.state]()
-        finally:
-            if self._engine is not None:
-                self._engine.kill()
+    async def watch(self) -> None:
+        """Keep ``sighting`` fresh until cancelled; ``on_change`` tells when it has changed."""
+        await self._source.watch(self._tell)
 
-    async def _while_stopped(self) -> None:
-        """STOPPED and FAILED: nothing runs."""
-        if self._start_wanted:
-            self._start_wanted = False
-            await asyncio.sleep(0)  # whoever waits for STOPPED sees it
-            self._enter(ReplicaEvent.START_ASKED)
-            return
-        heard = await self._hear()
-        assert heard is not None
-        self._enter(heard.event)
+    def _may_start(self) -> bool:
+        return self.may_start(self)
 
-    async def _while_starting(self) -> None:
-        self._permanent = False
-        try:
-            self._engine = Incarnation(
-                self.name,
-                self.index,
-                self._settings,
-                self._limits.engine,
-                self._metrics,
-                post=self._post,
-                on_slot_free=self._slot_is_free,
-            )
-        except OSError as error:
-            self._died(f"the engine could not be started: {error}", "load_failed")
-            self._enter(ReplicaEvent.EXITED)
-            return
-        heard = await self._hear(self._limits.load_timeout)
-        if heard is None:
-            self._died(f"the model did not load within {self._limits.load_timeout:g} s", "load_timeout")
-            self._enter(ReplicaEvent.TIMED_OUT)
-        elif heard.event is ReplicaEvent.READY_RECEIVED:
-            self._became_ready()
-            self._enter(heard.event)
-        elif heard.event is ReplicaEvent.EXITED:
-            self._died(self._refusal() or heard.detail, "load_failed")
-            self._bury()
-            self._enter(heard.event)
-        else:
-            if heard.event is ReplicaEvent.CORRUPT:
-                self._died(heard.detail, "corrupt")
-            self._enter(heard.event)
-
-    async def _while_ready(self) -> None:
-        heard = await self._hear()
-        assert heard is not None
-        if heard.event is ReplicaEvent.EXITED:
-            self._died(heard.detail, "exited")
-            self._bury()
-        elif heard.event is ReplicaEvent.STALLED:
-            self._died(heard.detail, "stalled")
-        elif heard.event is ReplicaEvent.CORRUPT:
-            self._died(heard.detail, "corrupt")
-        self._enter(heard.event)
-
-    async def _while_draining(self) -> None:
-        assert self._engine is not None
-        while self._engine.occupied:
-            heard = await self._hear(self._drain_until - time.monotonic())
-            if heard is None:
-                self._enter(ReplicaEvent.TIMED_OUT)
-                return
-            if heard.event is ReplicaEvent.DRAINED:
-                continue  # a slot was freed, or the limit was moved: look again
-            if heard.event is ReplicaEvent.EXITED:
-                self.reason = heard.detail
-                self._bury()
-            self._enter(heard.event)
-            return
-        self._enter(ReplicaEvent.DRAINED)
-
-    async def _while_stopping(self) -> None:
-        """Ask, then SIGTERM, then SIGKILL, within the exit limit; what is still in flight ends with the engine."""
-        assert self._engine is not None
-        self._engine.ask_to_exit()
-        if self._engine.ready is None:
-            self._engine.terminate()  # it loads, and hears nothing until that is done
-        for escalate in (self._engine.terminate, self._engine.kill):
-            if await self._hear_exit(self._exit_limit / 2):
-                return
-            log.warning("an engine does not stop", replica=self.name, next=escalate.__name__)
-            escalate()
-        await self._hear_exit(None)
-
-    async def _while_killing(self) -> None:
-        assert self._engine is not None
-        self._engine.kill()
-        await self._hear_exit(None)
-
-    async def _hear_exit(self, limit: float | None) -> bool:
-        """Wait for EXITED, which ends STOPPING and KILLING; STOP_ASKED moves KILLING to STOPPING on the way."""
-        deadline = None if limit is None else time.monotonic() + limit
-        while True:
-            heard = await self._hear(None if deadline is None else deadline - time.monotonic())
-            if heard is None:
-                return False
-            if heard.event is ReplicaEvent.EXITED:
-                self._bury()
-                self._enter(heard.event)
-                return True
-            if heard.event is ReplicaEvent.STOP_ASKED and self.state is ReplicaState.KILLING:
-                self._enter(heard.event)
-            # Anything else is what a process says on its way out; nobody listens any more.
-
-    async def _while_backing_off(self) -> None:
-        wait = self._policy.failed(time.monotonic(), permanent=self._permanent)
-        if wait is None:
-            log.error("a replica has failed for good", replica=self.name, reason=self.reason)
-            self._enter(ReplicaEvent.GAVE_UP)
-            return
-        heard = await self._hear(wait)
-        if heard is None:
-            self.restarts += 1
-            self._enter(ReplicaEvent.BACKOFF_ELAPSED)
-        else:
-            self._enter(heard.event)
-
-    # --- hearing and entering ---------------------------------------------------------------------------------------
-
-    async def _hear(self, limit: float | None = None) -> _Heard | None:
-        """The next event that matters in this state, or None when ``limit`` seconds have passed."""
-        try:
-            async with asyncio.timeout(None if limit is None else max(0.0, limit)):
-                while True:
-                    heard = await self._mailbox.get()
-                    if self._matters(heard):
-                        return heard
-        except TimeoutError:
-            return None
-
-    def _matters(self, heard: _Heard) -> bool:
-        if heard.engine is not None and heard.engine is not self._engine:
-            return False  # news of an engine that is gone
-        if heard.event is ReplicaEvent.DRAINED:
-            return self.state is ReplicaState.DRAINING
-        if heard.event is ReplicaEvent.STOP_ASKED:
-            self._start_wanted = False
-            return self.state not in _DOWNWARD
-        if heard.event is ReplicaEvent.START_ASKED:
-            self._start_wanted = self.state in _DOWNWARD and self.state is not ReplicaState.STOPPED
-            return self.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
-        return True
-
-    def _post(self, event: ReplicaEvent, engine: Incarnation | None, detail: str) -> None:
-        self._mailbox.put_nowait(_Heard(event, engine, detail))
-
-    def _slot_is_free(self) -> None:
-        if self.state is ReplicaState.DRAINING:
-            self._post(ReplicaEvent.DRAINED, self._engine, "")
+    def _tell(self) -> None:
+        before, self._unload_failed = self._unload_failed, self.unload_failed
+        if self._unload_failed and not before:
+            self.on_unload_failed(self)
         self._on_change(self)
 
-    def _enter(self, event: ReplicaEvent) -> None:
-        before, self.state = self.state, next_state(self.state, event)
-        self.changed_at = time.monotonic()
-        log.info(
-            "a replica changes",
-            replica=self.name,
-            before=before.value,
-            after=self.state.value,
-            event=event.value,
-            reason=self.reason or None,
-        )
-        self._changed.set()
-        self._on_change(self)
 
-    # --- what an engine's life and death leave behind -----------------------------------------------------------------
+def _always(_: Replica) -> bool:
+    return True
 
-    def _became_ready(self) -> None:
-        assert self._engine is not None
-        ready = self._engine.ready
-        assert ready is not None
-        self.reason = ""
-        self.load_failed = False
-        self._metrics.loads["ok"] += 1
-        self._metrics.load_seconds.observe(ready.load_seconds)
 
-    def _refusal(self) -> str:
-        """What the engine itself said against this model, if it did."""
-        refused = self._engine.refused if self._engine else None
-        if refused is None:
-            return ""
-        self._permanent = refused.permanent
-        return refused.message
-
-    def _died(self, reason: str, kind: str) -> None:
-        self.reason = reason
-        self.load_failed = self.state is ReplicaState.STARTING
-        if self.load_failed:
-            self._metrics.loads["failed"] += 1
-        self._metrics.engine_restarts[kind] += 1
-        log.warning("an engine is lost", replica=self.name, reason=reason, kind=kind)
-
-    def _bury(self) -> None:
-        """After EXITED: what it had is delivered or failed, and nothing of it is kept but its count of tokens."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.bury(self.reason or str(engine.status))
-            self._tokens_before += engine.tokens
-
-    @property
-    def has_process(self) -> bool:
-        return self.state in RUNNING
+def _ignore(_: Replica) -> None:
+    pass

@@ -21,6 +21,8 @@ class RestartPolicy:
     limit: int = 5
     window: float = 300.0
     healthy_after: float = 60.0
+    endless: bool = False
+    """It never gives up: what fails is not ours, and comes back when it comes back."""
     jitter: Callable[[], float] = random.random
     _failures: deque[float] = field(default_factory=deque)
 
@@ -30,7 +32,7 @@ class RestartPolicy:
             self._failures.popleft()
         self._failures.append(now)
         count = len(self._failures)
-        if permanent or count >= self.limit:
+        if not self.endless and (permanent or count >= self.limit):
             return None
         if count == 1:
             return 0.0

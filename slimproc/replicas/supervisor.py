@@ -22,6 +22,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as owners:
             for replica in self:
                 owners.create_task(replica.run(), name=f"owner of {replica.name}")
+                owners.create_task(replica.watch(), name=f"watcher of {replica.name}")
 
     def __iter__(self) -> Iterator[Replica]:
         for replicas in self._replicas.values():
@@ -37,10 +38,10 @@ class Supervisor:
 
     async def stop_all(self, drain_limit: float, exit_limit: float) -> None:
         """Drain for at most ``drain_limit`` seconds, then let the engines exit within ``exit_limit`` before they are
-        killed; returns when every process is gone.
+        killed; returns when every process is gone. Servers that live without us are left as they are.
         """
         for replica in self:
-            replica.ask_stop(drain_limit, exit_limit)
+            replica.ask_stop(drain_limit, exit_limit, leave=True)
         for replica in self:
             await replica.wait_stopped()
 

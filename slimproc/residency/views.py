@@ -34,6 +34,8 @@ class DeviceSample:
     """Host only: bytes of files that a group has mapped and that are in memory now."""
     fault: str = ""
     """Why nothing may be loaded here (``lost``, ``driver_mismatch``, ``unknown: …``); empty while all is well."""
+    index: int | None = None
+    """Of a GPU: its number in the order of the PCI bus, which the instances of one GPU share."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,25 @@ class Sample:
 
     taken: float
     devices: Mapping[str, DeviceSample]
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """One device for people to look at, as it was last sampled. Bytes."""
+
+    id: str
+    """``host``, or a GPU's UUID."""
+    kind: Literal["host", "gpu", "unified"]
+    name: str
+    total: int
+    free: int
+    taken: float
+    """When it was sampled (monotonic seconds)."""
+    fresh: bool
+    available: int = 0
+    """What may be promised to somebody new."""
+    held: int = 0
+    fault: str = ""
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -79,7 +100,7 @@ class DeviceView:
     held: int
     """The sum of all holds, shared files counted once."""
     available: int
-    """free − Σ max(0, hold − attributed) − margin: what may be promised to somebody new. Negative when others took it."""
+    """free - Σ max(0, hold - attributed) - margin: what may be promised to somebody new. Negative when others took it."""
     external: int
     """At least so many bytes are taken by processes that are not ours, as far as that can be told; 0 where it cannot."""
     fresh: bool
@@ -102,7 +123,9 @@ class Phase(enum.Enum):
     FAILED = "failed"
     """Given up, and holds nothing. Not to be loaded until it may be tried again (then it is ABSENT)."""
     UNKNOWN = "unknown"
-    """A remote one of which nobody knows what it holds: it blocks every other load on its device."""
+    """A remote one of which nobody knows what it holds. With a hold it is taken to have that much and is never evicted;
+    without one it blocks every load on its device but those of other unknown ones, whose servers must be asked to know.
+    """
 
 
 @dataclass(frozen=True)
@@ -129,6 +152,8 @@ class UnitView:
     ttl: float | None = None
     drained_for: str | None = None
     """The model that the drain is to make room for; None: no eviction (a ttl, an operator, a shutdown)."""
+    expired: bool = False
+    """It is DRAINING because nobody wanted it for its ``ttl``: it serves on if its model is wanted after all."""
     retired: bool = False
     """A backing-off unit or the like that nobody may count on; it may be evicted without a drain."""
     note: str = ""
@@ -180,16 +205,22 @@ class Abandon:
     unit: str
 
 
+RefuseCode = Literal["insufficient_memory", "lifecycle_pending", "not_ready"]
+
+
 @dataclass(frozen=True)
 class Refuse:
     """Tell everybody who waits for the model that it cannot be had. ``code`` is an error's in ``errors.py``."""
 
     model: str
-    code: Literal["insufficient_memory", "lifecycle_pending", "not_ready"]
+    code: RefuseCode
     explanation: Explanation
 
 
 Action = Load | Evict | Expire | Abandon | Refuse
+
+
+Verdict = Literal["resident", "loading", "load", "evict", "wait", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -197,7 +228,7 @@ class Explanation:
     """Why a model is, will be or cannot be in memory: the answer of ``slimproc plan``, and the body of the 503."""
 
     model: str
-    verdict: Literal["resident", "loading", "load", "evict", "wait", "refuse"]
+    verdict: Verdict
     reason: str
     """One sentence for people."""
     device: str | None = None

@@ -24,6 +24,7 @@ class Desk:
         max_queue: int = 32,
         max_queue_total: int = 256,
         refuse_while_loading: bool = False,
+        strict: bool = False,
         render: Any = None,
     ) -> None:
         self.replicas = replicas or (FakeReplica(),)
@@ -36,6 +37,7 @@ class Desk:
             models=dict.fromkeys(models, ModelLimits(max_queue)),
             max_queue_total=max_queue_total,
             refuse_while_loading=refuse_while_loading,
+            strict=strict,
         )
         for replica in self.replicas:
             replica.on_change = self.controller.on_replica_change

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slimproc.errors import Overloaded, ServiceUnavailable, ShuttingDown
+from slimproc.errors import ModelFailed, Overloaded, ServiceUnavailable, ShuttingDown
 from slimproc.replicas.states import ReplicaState
 from tests.fakes import FakeReplica, looped, request, turns
 
@@ -195,16 +195,16 @@ async def test_who_waits_goes_on_waiting_after_a_crash(open_desk):
 
 
 @looped
-async def test_a_model_that_has_failed_refuses_at_once_and_tries_again_after_a_minute(open_desk):
+async def test_a_model_that_has_failed_refuses_at_once_and_is_wanted_again_after_a_minute(open_desk):
     desk = open_desk()
     desk.replica.become(S.FAILED, "broken")
-    with pytest.raises(ServiceUnavailable, match="has failed: broken") as caught:
+    with pytest.raises(ModelFailed, match="has failed: broken") as caught:
         desk.submit()
     assert caught.value.retry_after == 60
-    assert desk.replica.starts_asked == 0
+    assert desk.controller.demands() == []
     desk.replica.changed_at -= 60
     generation = desk.submit()
-    assert desk.replica.starts_asked == 1
+    assert [demand.model for demand in desk.controller.demands()] == ["m"]
     desk.replica.become(S.STARTING, "broken")
     desk.replica.become_ready().finish(1)
     await generation.wait_finished()
@@ -213,13 +213,13 @@ async def test_a_model_that_has_failed_refuses_at_once_and_tries_again_after_a_m
 
 @pytest.mark.parametrize("options", [{"max_queue": 0}, {"refuse_while_loading": True}], ids=str)
 @looped
-async def test_a_refused_request_wakes_a_failed_model_all_the_same(open_desk, options):
+async def test_a_refused_request_makes_a_failed_model_wanted_all_the_same(open_desk, options):
     desk = open_desk(**options)
     desk.replica.become(S.FAILED, "broken")
     desk.replica.changed_at -= 60
     with pytest.raises((Overloaded, ServiceUnavailable)):
         desk.submit()
-    assert desk.replica.starts_asked == 1
+    assert [(demand.model, demand.waiting) for demand in desk.controller.demands()] == [("m", 0)]
 
 
 @looped
@@ -300,14 +300,14 @@ async def test_what_runs_longer_than_the_shutdown_may_take_is_ended(open_desk):
 
 
 @looped
-async def test_a_shutdown_wakes_no_failed_model(open_desk):
+async def test_a_shutdown_wants_no_model(open_desk):
     desk = open_desk()
     desk.replica.become(S.FAILED, "broken")
     desk.replica.changed_at -= 60
     desk.controller.close()
     with pytest.raises(ShuttingDown):
         desk.submit()
-    assert desk.replica.starts_asked == 0
+    assert desk.controller.demands() == []
 
 
 @looped

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimproc.admission.controller import DrainRate
 from slimproc.admission.policy import (
     RETRY_FAILED_AFTER,
     QueueView,
@@ -18,6 +17,7 @@ from slimproc.admission.policy import (
     may_retry,
     retry_after,
 )
+from slimproc.admission.rate import DrainRate
 from slimproc.replicas.states import ReplicaState
 
 S = ReplicaState

@@ -3,7 +3,8 @@
 import json
 
 from slimproc import __version__
-from slimproc.config.model import KINDS, MODEL_KINDS
+from slimproc.config.model import MODEL_KINDS, UPSTREAM_KEYS
+from slimproc.config.whole import KINDS
 
 
 def test_check_config_says_ok_and_what_it_comes_to(slimproc, here):
@@ -43,6 +44,70 @@ def test_check_config_of_a_file_that_is_not_there_is_wrong(slimproc):
     assert result.err == "nothing.yaml: cannot read the configuration: No such file or directory\n"
 
 
+SERVERS = """
+models:
+  asr:
+    remote: {base_url: "http://127.0.0.1:8080", prepare: {argv: [/no/such/prepare]}}
+    inference_path: /align
+    max_body: 1GiB
+    memory: {load_peak: 2GiB, inference_peak: 3GiB}
+    device: GPU-1
+  there: {remote: {base_url: ["http://a:1", "http://b:1"], contract: none}, inference_path: /x, max_body: 1, concurrency: 4}
+  started: {command: {argv: [no-such-server, "${PORT}"]}, inference_path: /x, max_body: 1, memory: {load_peak: 1, inference_peak: 0}}
+"""
+
+
+def test_check_config_shows_servers_and_what_of_them_is_not_on_this_machine(slimproc, here):
+    (here / "x.yaml").write_text(SERVERS)
+    result = slimproc("check-config", "x.yaml")
+    assert result.status == 0
+    assert result.out.splitlines()[2:] == [
+        "asr: remote http://127.0.0.1:8080, contract control, concurrency 1, memory 3GiB each, on GPU-1",
+        "  note: there is no program /no/such/prepare",
+        "there: remote http://a:1 http://b:1, contract none, concurrency 4",
+        "started: command no-such-server, concurrency 1, memory 1 each",
+        "  note: there is no program no-such-server",
+    ]
+
+
+def test_check_config_misses_an_adapter(slimproc, here):
+    (here / "m.gguf").touch()
+    (here / "x.yaml").write_text("models: {m: {backend: llama_cpp, path: m.gguf, lora: [a.gguf]}}")
+    assert f"note: cannot find model '{here}/a.gguf'" in slimproc("check-config", "x.yaml").out
+
+
+def test_info_shows_each_model_the_keys_that_its_kind_takes(slimproc, here):
+    (here / "slimproc.yaml").write_text(SERVERS)
+    models = json.loads(slimproc("info", "--json").out)["models"]
+    everywhere = {
+        "name",
+        "aliases",
+        "unlisted",
+        "max_queue",
+        "inference_path",
+        "request_timeout",
+        "concurrency",
+        "max_body",
+    }
+    managed = {"memory", "device", "pin", "ttl", "min_resident", "load_timeout", "unload_timeout", "prepare_timeout"}
+    assert models["asr"].keys() == everywhere | managed | {"remote"}
+    assert models["there"].keys() == everywhere | {"remote"}
+    assert models["started"].keys() == everywhere | (managed - {"prepare_timeout"}) | {"command"}
+    assert models["asr"]["remote"]["value"]["base_urls"] == ["http://127.0.0.1:8080"]
+    assert models["asr"]["memory"] == {
+        "value": {
+            "load_peak": 2 << 30,
+            "inference_peak": 3 << 30,
+            "residual": 0,
+            "max_concurrency": 1,
+            "profile_id": "",
+        },
+        "origin": "slimproc.yaml line 7",
+    }
+    rows = [line.split() for line in slimproc("info").out.splitlines()]
+    assert ["device", "GPU-1", "slimproc.yaml", "line", "8"] in rows
+
+
 def test_info_as_json_has_the_machine_the_versions_and_every_setting_with_its_origin(slimproc, here, monkeypatch):
     (here / "slimproc.yaml").write_text("log_json: true\nmodels:\n  m:\n    backend: fake\n    fake: {ttft: 1}\n")
     monkeypatch.setenv("SLIMPROC_LISTEN", "[::1]:7")
@@ -55,12 +120,12 @@ def test_info_as_json_has_the_machine_the_versions_and_every_setting_with_its_or
     assert report["hardware"]["cpu"]
     assert report["hardware"]["threads"] >= report["hardware"]["usable_threads"] >= 1
     assert report["hardware"]["memory_bytes"] > 1 << 20
-    assert report["config"].keys() == KINDS.keys()
+    assert report["config"].keys() == {*KINDS, "memory"}
     assert report["config"]["listen"] == {"value": "[::1]:7", "origin": "environment SLIMPROC_LISTEN"}
     assert report["config"]["log_json"] == {"value": True, "origin": "slimproc.yaml line 1"}
     assert report["config"]["credit"] == {"value": "auto", "origin": "default"}
     assert report["config"]["admin_socket"]["value"].endswith("/slimproc/admin-7.sock")
-    assert report["models"]["m"].keys() == {*MODEL_KINDS, "fake"}
+    assert report["models"]["m"].keys() == {*MODEL_KINDS, "fake", "memory"} - UPSTREAM_KEYS
     assert report["models"]["m"]["backend"] == {"value": "fake", "origin": "slimproc.yaml line 4"}
     assert report["models"]["m"]["fake"]["value"]["ttft"] == 1.0
 
@@ -89,6 +154,6 @@ def test_version_help_and_nothing_at_all(slimproc):
     assert slimproc("--version").out == f"slimproc {__version__}\n"
     for arguments in (["--help"], ["-h"], []):
         out = slimproc(*arguments).out
-        assert all(command in out for command in ("serve", "check-config", "info", "ps"))
+        assert all(command in out for command in ("serve", "check-config", "info", "ps", "import"))
     assert "--admin-socket" in slimproc("serve", "--help").out
     assert slimproc("nosuch").status == 2

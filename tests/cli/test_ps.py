@@ -9,7 +9,7 @@ import pytest
 from slimproc.cli.ps import _age
 
 READY = {"model": "smollm2", "replica": 0, "state": "ready", "reason": "", "pid": 41, "sequences": 3, "slots": 4}
-READY |= {"tokens": 12345, "restarts": 1, "since": 3725.2, "progress": 1.0, "details": {"n_layer": 30}}
+READY |= {"tokens": 12345, "restarts": 1, "since": 3725.2, "progress": 1.0, "details": {"confinement": "strict"}}
 FAILED = {"model": "b [x]", "replica": 1, "state": "failed", "reason": "no such file [/m.gguf]", "pid": None}
 FAILED |= {"sequences": 0, "slots": 1, "tokens": 0, "restarts": 5, "since": 2.0}
 LOADING = {"model": "c", "replica": 0, "state": "starting", "progress": 0.42}
@@ -27,10 +27,10 @@ def test_ps_shows_a_row_for_each_replica(slimproc, admin, runtime):
     result = slimproc("ps")
     assert (result.status, result.err) == (0, "")
     rows = [line.split() for line in result.out.splitlines() if line.strip()]
-    assert rows[0] == ["model", "replica", "state", "for", "pid", "sequences", "tokens", "restarts", "reason"]
-    assert rows[2] == ["smollm2", "0", "ready", "1h02m", "41", "3/4", "12345", "1"]
-    assert rows[3] == ["b", "[x]", "1", "failed", "2s", "-", "0/1", "0", "5", "no", "such", "file", "[/m.gguf]"]
-    assert rows[4] == ["c", "0", "starting", "42%", "-", "-", "0/0", "0", "0"]
+    assert " ".join(rows[0]) == "model replica state for pid sequences tokens restarts confined reason"
+    assert rows[2] == ["smollm2", "0", "ready", "1h02m", "41", "3/4", "12345", "1", "strict"]
+    assert rows[3] == ["b", "[x]", "1", "failed", "2s", "-", "0/1", "0", "5", "-", "no", "such", "file", "[/m.gguf]"]
+    assert rows[4] == ["c", "0", "starting", "42%", "-", "-", "0/0", "0", "0", "-"]
 
 
 def test_ps_as_json_is_what_the_server_said(slimproc, admin, runtime):

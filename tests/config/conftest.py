@@ -11,7 +11,7 @@ from slimproc.errors import ConfigError
 def load(tmp_path: Path) -> Callable[..., Config]:
     """Load a configuration from text (None: no file), with nothing of this machine's in it."""
 
-    def load(text: str | None, *, dotenv: str | None = None, **flags: object) -> Config:
+    def load(text: str | None, *, dotenv: str | None = None, unmeasured: bool = False, **flags: object) -> Config:
         environ = {"HOME": str(tmp_path / "home"), **flags.pop("environ", {})}
         file = tmp_path / "slimproc.yaml"
         if text is not None:
@@ -23,6 +23,7 @@ def load(tmp_path: Path) -> Callable[..., Config]:
             flags=flags,
             environ=environ,
             dotenv=None if dotenv is None else tmp_path / ".env",
+            unmeasured=unmeasured,
         )
 
     return load

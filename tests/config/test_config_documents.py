@@ -6,9 +6,11 @@ from pathlib import Path
 import yaml
 
 from slimproc.config import load_config
+from slimproc.config.blocks import COMMAND_KINDS, FAKE_KINDS, POLICY_KINDS, PREPARE_KINDS, PROFILE_KINDS, REMOTE_KINDS
 from slimproc.config.environment import VARIABLES, from_dotenv
-from slimproc.config.model import FAKE_KINDS, KINDS, MODEL_KINDS, Config, ModelConfig
+from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS, ModelConfig
 from slimproc.config.runtime import RuntimeDirectory
+from slimproc.config.whole import KINDS, Config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "config.example.yaml").read_text("utf-8")
@@ -29,12 +31,24 @@ def test_the_example_loads_as_it_is():
 
 def test_the_example_names_every_key_and_loads_with_every_line_in_use(tmp_path):
     file = uncommented(tmp_path)
-    load_config(file, flags={}, environ={}, dotenv=None)
+    config = load_config(file, flags={}, environ={}, dotenv=None)
     data = yaml.safe_load(file.read_text("utf-8"))
     models = data.pop("models")
-    assert data.keys() == KINDS.keys()
-    assert set().union(*models.values()) == {*MODEL_KINDS, "fake"}
-    assert models["echo"]["fake"].keys() == FAKE_KINDS.keys()
+    assert data.keys() == {*KINDS, "memory"}
+    assert data["memory"].keys() == POLICY_KINDS.keys()
+    assert set().union(*models.values()) == {*MODEL_KINDS, *MODEL_BLOCKS}
+    for key, kinds in {
+        "fake": FAKE_KINDS, "memory": PROFILE_KINDS, "remote": {**REMOTE_KINDS, "prepare": 0}, "command": COMMAND_KINDS,
+    }.items():  # fmt: skip
+        assert set().union(*(model.get(key, {}) for model in models.values())) == kinds.keys(), key
+    assert list(config.models) == ["smollm2", "echo", "asr", "aligner", "vlm", "elsewhere", "coder"]
+
+
+def test_the_three_models_of_the_example_do_not_fit_together_but_each_does(tmp_path):
+    config = load_config(uncommented(tmp_path), flags={}, environ={}, dotenv=None)
+    peaks = [config.models[name].memory.inference_peak for name in ("asr", "aligner", "vlm")]
+    assert len({config.models[name].device for name in ("asr", "aligner", "vlm")}) == 1
+    assert max(peaks) < 24 << 30 < min(a + b for a in peaks for b in peaks if a != b)
 
 
 def test_every_key_of_the_example_has_a_comment_above_it_or_above_its_group():
@@ -51,7 +65,7 @@ def test_what_the_example_shows_is_the_default_unless_it_says_otherwise():
     for key in KINDS.keys() - {"default_model", "state_dir"}:
         assert getattr(config, key) == getattr(bare, key), key
     model, plain = config.models["smollm2"], ModelConfig(name="m", backend="llama_cpp")
-    for key in ("unlisted", "replicas", "slots", "threads", "gpu_layers", "max_queue", "max_tokens_limit"):
+    for key in MODEL_KINDS.keys() - {"name", "path", "aliases", "context"}:
         assert getattr(model, key) == getattr(plain, key), key
     assert config.models["echo"].fake == plain.fake
 
@@ -74,4 +88,8 @@ def test_the_documentation_has_a_row_for_every_key():
     for line in (ROOT / "docs" / "configuration.md").read_text("utf-8").splitlines():
         if line.startswith("| `"):
             rows.update(re.findall(r"`(\w+)`", line.split("|")[1]))
-    assert rows == {"models", "fake", *KINDS, *MODEL_KINDS, *FAKE_KINDS}
+    assert rows == {
+        *("models", "prepare", *KINDS, *MODEL_KINDS, *MODEL_BLOCKS),
+        *(*FAKE_KINDS, *PROFILE_KINDS, *POLICY_KINDS, *REMOTE_KINDS, *COMMAND_KINDS),
+    }
+    assert PREPARE_KINDS.keys() <= COMMAND_KINDS.keys(), "the row of argv has both"

@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slimproc.config import Config, load_config
+from slimproc.config.blocks import BLOCKS, FAKE_KINDS, POLICY_KINDS
 from slimproc.config.environment import VARIABLES
-from slimproc.config.model import FAKE_KINDS, KINDS, MODEL_KINDS
+from slimproc.config.model import MODEL_KINDS
+from slimproc.config.whole import KINDS
 from slimproc.errors import ConfigError
 
 QUICK = settings(
@@ -16,26 +18,40 @@ QUICK = settings(
 )
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
-    st.sampled_from(["fake", "llama_cpp", "*", "1GiB", "30s", ":80", "[::1]:0", "wait", "pipe", "m", 1, 4, 0.5]),
+    st.sampled_from(["fake", "llama_cpp", "*", "1GiB", "30s", ":80", "[::1]:0", "wait", "pipe", "m", 1, 4, 0.5,
+                     "http://h:1", "http://localhost:8000/", "/v1/x", "/%2e%2e/", "none", "host", "GPU-1", "${PORT}"]),
 )  # fmt: skip
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=4)  # fmt: skip
+keys = st.dictionaries(st.sampled_from([*MODEL_KINDS, *BLOCKS, "x"]), values, max_size=4)
 fake = st.dictionaries(st.sampled_from([*FAKE_KINDS, "x"]), values, max_size=3)
-model = st.dictionaries(st.sampled_from([*MODEL_KINDS, "remote", "x"]), values, max_size=4)
+block = st.dictionaries(
+    st.sampled_from([key for block in BLOCKS.values() for key in (*block.kinds, *block.blocks)]), values, max_size=4
+)
+server = st.sampled_from(
+    [{"remote": {"base_url": "http://h:1"}}, {"remote": {"base_url": "http://h:1", "contract": "none"}}, {"command": {"argv": ["x", "${PORT}"]}}]
+)  # fmt: skip
+model = st.builds(
+    lambda keys, blocks, server: {**server, "inference_path": "/x", "max_body": 1, **keys, **blocks},
+    st.dictionaries(st.sampled_from([*MODEL_KINDS, "x"]), values, max_size=4),
+    st.dictionaries(st.sampled_from([*BLOCKS]), block | values, max_size=2),
+    server,
+)
 models = st.dictionaries(
     st.sampled_from(["m", "n", "a b", "*", "", "\u2028", "\ud800"]),
-    st.builds(lambda keys, block: {"backend": "fake", **keys, "fake": block}, model, fake) | model | values,
+    st.builds(lambda keys, block: {"backend": "fake", **keys, "fake": block}, keys, fake) | model | values,
     max_size=3,
 )
 whole = st.builds(
-    lambda top, named: {**top, "models": named},
-    st.dictionaries(st.sampled_from([*KINDS, "order", "x"]), values, max_size=4),
+    lambda top, memory, named: {**top, **memory, "models": named},
+    st.dictionaries(st.sampled_from([*KINDS, "x"]), values, max_size=4),
+    st.dictionaries(st.just("memory"), st.dictionaries(st.sampled_from([*POLICY_KINDS]), values, max_size=3) | values),
     models | values,
 )
 
 
 def judge(file: Path | None, **given: object) -> None:
     try:
-        config = load_config(file, flags={}, **{"environ": {}, "dotenv": None, **given})
+        config = load_config(file, flags={}, **{"environ": {}, "dotenv": None, "unmeasured": True, **given})
     except ConfigError as error:
         lines = str(error).splitlines()
         assert lines

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from slimproc.config import RuntimeDirectory
-from slimproc.config.model import FAKE_KINDS, MODEL_KINDS
+from slimproc.config.blocks import FAKE_KINDS
+from slimproc.config.model import MODEL_KINDS
 from slimproc.config.runtime import runtime_directory, state_directory
 from slimproc.engines.backend import BACKENDS
 from slimproc.errors import ConfigError, InvalidRequest, ModelNotFound

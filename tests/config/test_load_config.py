@@ -7,7 +7,8 @@ import pytest
 
 from slimproc.config import Listen, default_file
 from slimproc.config.environment import from_dotenv
-from slimproc.config.model import KINDS, MODEL_KINDS
+from slimproc.config.model import MODEL_KINDS
+from slimproc.config.whole import KINDS
 
 ONE = "models: {m: {backend: fake}}\n"
 TWO = "models: {m: {backend: fake}, n: {backend: fake}}\n"
@@ -37,9 +38,10 @@ def test_every_top_level_key_can_come_from_the_environment(load):
         "log_json": "true", "while_loading": "refuse", "max_queue_total": "7", "request_timeout": "1",
         "load_timeout": "2.5", "unload_timeout": "3", "shutdown_timeout": "4", "drain_timeout": "5",
         "stall_timeout": "6", "cancel_grace": "7", "keepalive_after": "8", "body_timeout": "9",
-        "max_json_body": "1MiB", "ring_size": "65536", "credit": "pipe",
+        "max_json_body": "1MiB", "ring_size": "65536", "credit": "pipe", "order": "strict", "queue_timeout": "10",
+        "prepare_timeout": "11", "status_timeout": "12", "confine": "jit",
     }  # fmt: skip
-    assert values.keys() == KINDS.keys()
+    assert values.keys() == KINDS.keys() - {"preload"}
     config = load(TWO, environ={"SLIMPROC_" + key.upper(): value for key, value in values.items()})
     assert config.listen == Listen(None, 1)
     assert (config.admin_socket, config.state_dir) == (Path("/a.sock"), Path("/s"))
@@ -130,9 +132,13 @@ def test_a_dotenv_file_that_is_no_text_is_a_problem_and_a_missing_one_is_none(lo
     ("name", "message"),
     [
         ("SLIMPROC_LISTN", "unknown variable; did you mean SLIMPROC_LISTEN?"),
-        ("SLIMPROC_ORDER", "this version does not support it yet"),
+        ("SLIMPROC_ORDR", "unknown variable; did you mean SLIMPROC_ORDER?"),
         ("SLIMPROC_PORT", "unknown variable; set SLIMPROC_LISTEN=HOST:PORT"),
         ("SLIMPROC_SLOTS", "unknown variable; this is a setting of one model: set it in the file"),
+        ("SLIMPROC_MAX_BODY", "unknown variable; this is a setting of one model: set it in the file"),
+        ("SLIMPROC_REMOTE", "unknown variable; this is a setting of one model: set it in the file"),
+        ("SLIMPROC_PRELOAD", "unknown variable; this is no single value: set it in the file"),
+        ("SLIMPROC_MEMORY", "unknown variable; this is no single value: set it in the file"),
         ("SLIMPROC_QQQ", "unknown variable"),
     ],
 )
@@ -158,7 +164,7 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_file(problems):
     text = """
 listen: 8000
 log_jsn: true
-order: fair
+order: lifo
 default_model: nosuch
 models:
   a:
@@ -167,24 +173,24 @@ models:
     context: 8_192
     slots: 4
   b: {backend: fake, path: /x, replicas: 65, fake: {ttft: -1, tff: 2}}
-  c: {remote: {base_url: "http://x"}}
+  c: {remote: {base_url: "http://x/y"}, inference_path: /z, max_body: 1MiB}
   d: []
   e: {backend: vllm, path: x}
 """
     assert problems(text, environ={"SLIMPROC_CREDIT": "x"}) == [
         'slimproc.yaml:2: listen: wanted HOST:PORT, not 8000; for all interfaces write ":8000"',
         "slimproc.yaml:3: log_jsn: unknown setting; did you mean log_json?",
-        "slimproc.yaml:4: order: this version does not support it yet",
+        "slimproc.yaml:4: order: wanted one of fair, strict, not 'lifo'",
         "slimproc.yaml:5: default_model: there is no model 'nosuch'; there are 'a', 'b', 'c', 'e'",
         "slimproc.yaml:7: models.a: its path is missing: backend llama_cpp needs one",
         "slimproc.yaml:9: models.a.slots: wanted an integer from 1 to 256, not '010'",
         "slimproc.yaml:10: models.a.context: wanted an integer from 8 to 16777216, not '8_192'",
         "slimproc.yaml:11: models.a.slots: duplicate key (first on line 9)",
         "slimproc.yaml:12: models.b.replicas: wanted an integer from 1 to 64, not 65",
-        "slimproc.yaml:12: models.b.path: the fake backend has no file",
         "slimproc.yaml:12: models.b.fake.tff: unknown setting",
         "slimproc.yaml:12: models.b.fake.ttft: wanted a number of seconds from 0, at most 31536000, not -1",
-        "slimproc.yaml:13: models.c.remote: this version does not support it yet",
+        "slimproc.yaml:12: models.b.path: the fake backend has no file",
+        "slimproc.yaml:13: models.c.remote.base_url: wanted http://HOST:PORT and nothing behind it, not 'http://x/y': paths have keys of their own",
         "slimproc.yaml:14: models.d: wanted a mapping of the model's settings, not a list",
         "slimproc.yaml:15: models.e.backend: wanted one of llama_cpp, mlx, fake, not 'vllm'",
         "environment SLIMPROC_CREDIT: wanted one of auto, eventfd, pipe, not 'x'",
@@ -198,10 +204,12 @@ models:
         ("models:\n", ":1: models: wanted a mapping with at least one model, not nothing"),
         ("models: {}", ":1: models: wanted a mapping with at least one model, not an empty one"),
         ("models: [a]", ":1: models: wanted a mapping with at least one model, not a list"),
-        ("models: {m: {}}", ":1: models.m: its backend is missing: wanted one of llama_cpp, mlx, fake"),
+        ("models: {m: {}}", ":1: models.m: its backend is missing: wanted one of llama_cpp, mlx, fake; or remote or command, for"),
         ("models: {m: {backend: fake, slot: 1}}", ":1: models.m.slot: unknown setting; did you mean slots?"),
         ("models: {m: {backend: fake, fake: 3}}", ":1: models.m.fake: wanted a mapping of the fake backend's settings, not 3"),
-        ("models: {m: {backend: fake, pin: no}}", ":1: models.m.pin: this version does not support it yet"),
+        ("models: {m: {backend: fake, pin: no}}", ":1: models.m.pin: wanted true or false, not 'no'"),
+        ("slots: 4\nmodels: {m: {backend: fake}}", ":1: slots: this is a setting of one model: set it there"),
+        ("margin: 1GiB\nmodels: {m: {backend: fake}}", ":1: margin: set it inside the memory block: memory.margin"),
         ("models: {m: {backend: llama_cpp, path: x, fake: {}}}", ":1: models.m.fake: only the fake backend takes it"),
         ("models: {m: {backend: fake, pooling: mean}}", ":1: models.m.pooling: only llama_cpp takes it"),
         ("models: {m: {backend: llama_cpp, path: x, pooling: rank}}", ":1: models.m.pooling: wanted one of mean, cls, last"),

@@ -132,4 +132,4 @@ def test_a_ref_that_names_no_commit_is_refused(hub, commit):
 
 def test_a_download_that_was_not_finished_is_told(hub):
     (hub / "models--org--name" / "blobs" / "b").unlink()
-    assert "there is no" in fails("hf:org/name/m.gguf", {"HF_HUB_CACHE": str(hub)})
+    assert "is not there" in fails("hf:org/name/m.gguf", {"HF_HUB_CACHE": str(hub)})

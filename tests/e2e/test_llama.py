@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests import models
+from tests import broken_models, models
 from tests.serving import ServerProcess, wait_until
 
 DEMO = {
@@ -249,7 +249,7 @@ def test_a_file_that_is_no_model_fails_readiness_with_its_cause_and_nothing_else
         case "truncated":
             path.write_bytes(random_model.read_bytes()[:-4096])
         case "aborts in load":
-            models.aborts_in_load(path, random_model)
+            broken_models.aborts_in_load(path, random_model)
     server = serve(tiny(path), wait=False)
 
     readiness = wait_until(
@@ -265,7 +265,7 @@ def test_a_file_that_is_no_model_fails_readiness_with_its_cause_and_nothing_else
 
 
 def test_a_model_that_kills_its_engine_in_the_first_step_is_tried_twice_and_told(serve, tmp_path, random_model):
-    server = serve(tiny(models.aborts_in_first_step(tmp_path / "eps.gguf", random_model)))
+    server = serve(tiny(broken_models.aborts_in_first_step(tmp_path / "eps.gguf", random_model)))
 
     answer = server.complete("a")
 

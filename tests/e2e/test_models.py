@@ -31,7 +31,20 @@ def test_the_list_has_every_model_that_is_not_unlisted_in_the_files_order(severa
     assert plain["name"] == "A plain one"
     assert plain["queue_depth"] == 0
     assert plain["context_length"] == 4096
-    assert plain["status"] == {"value": "loaded"}
+    assert {name: plain["status"][name] for name in ("value", "state", "ready", "residency")} == {
+        "value": "loaded",
+        "state": "ready",
+        "ready": True,
+        "residency": "resident",
+    }
+    assert (plain["status"]["reason"], plain["status"]["last_error"], plain["status"]["remote_state"]) == (
+        "",
+        None,
+        None,
+    )
+    assert plain["status"]["reserved_bytes"] >= 0
+    assert answer["queue_depth"] == 0
+    assert (answer["gpu"], answer["gpus"]) == (answer["gpus"][0] if answer["gpus"] else None, answer["gpus"])
 
 
 @pytest.mark.parametrize("name", NAMES)

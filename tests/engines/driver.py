@@ -103,7 +103,9 @@ class Engine:
 
     def step(self) -> None:
         for event in self.backend.step():
-            generation = self._running[event.sequence.rid]
+            generation = self._running.get(event.sequence.rid)
+            if generation is None:  # it has ended in this step, and the backend had gone on
+                continue
             for item in self._items(generation, event):
                 generation.take(item)
             if generation.ended:

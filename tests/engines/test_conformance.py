@@ -19,10 +19,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_random(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def _opener(backend: str, path: Path | None, engines: list[Engine]):
+def _opener(backend: str, path: Path | None, engines: list[Engine], **changes):
     def open_engine(*, slots: int = 4, context: int = 256) -> Engine:
         settings = EngineSettings(
-            model="tiny", backend=backend, path=path and str(path), slots=slots, context=context, threads=1
+            model="tiny", backend=backend, path=path and str(path), slots=slots, context=context, threads=1, **changes
         )
         engines.append(Engine(create(settings)))
         return engines[-1]
@@ -42,6 +42,15 @@ class TestLlamaCpp(ModelLogprobsConformance, SamplingConformance):
     @pytest.fixture
     def open_engine(self, tiny_model, engines):
         return _opener("llama_cpp", tiny_model, engines)
+
+
+class TestLlamaCppGuessingAhead(ModelLogprobsConformance, SamplingConformance):
+    """With a single token's sameness enough for a guess, so that hardly a step is without one, and most are wrong."""
+
+    @pytest.fixture
+    def open_engine(self, tiny_model, engines, monkeypatch):
+        monkeypatch.setattr("slimproc.engines.llama_cpp.lookup.GRAM", 1)
+        return _opener("llama_cpp", tiny_model, engines, speculation=3)
 
 
 class TestFake(LogprobsConformance, Conformance):

@@ -64,7 +64,12 @@ class StubBackend:
     def step(self) -> list[Produced | SequenceFailed]:
         self.gate.wait(LIMIT)
         self.steps += 1
-        return [self._event(sequence) for sequence in self.sequences.values()]
+        return [event for sequence in self.sequences.values() for event in self._events(sequence)]
+
+    def _events(self, sequence: Sequence) -> list[Produced | SequenceFailed]:
+        if sequence.prompt_text.startswith("burst:"):
+            return [Produced(sequence, bytes([letter])) for letter in b"abcde"]
+        return [self._event(sequence)]
 
     def _event(self, sequence: Sequence) -> Produced | SequenceFailed:
         what = sequence.prompt_text.partition(":")[0]
@@ -285,6 +290,22 @@ def test_a_sequence_gives_its_tokens_and_ends_once_with_exact_counts(front):
 def test_a_sequence_without_a_limit_goes_to_the_end_of_the_context(front):
     front.submit(1, "a" * 60)
     assert front.wait_end(1).usage.completion_tokens == CONTEXT - 60
+
+
+def test_several_tokens_of_a_step_go_out_as_one_item_and_what_is_behind_an_end_is_dropped(front, backend):
+    """A backend that guesses ahead does not know where a stop string or a limit ends the text."""
+    backend.gate.clear()
+    front.submit(1, "go", 3)
+    front.submit(2, "burst:", 13)
+    front.submit(3, "burst:", None, stop=("cd",))
+    backend.gate.set()
+    for rid in (1, 2, 3):
+        front.wait_end(rid)
+    assert [front.text(rid) for rid in (1, 2, 3)] == ["xxx", "abcdeabcdeabc", "ab"]
+    assert [item.tokens for item in front.heard[2]] == [5, 5, 3]
+    assert [Finish(front.heard[rid][-1].finish) for rid in (1, 2, 3)] == [Finish.LENGTH, Finish.LENGTH, Finish.STOP]
+    assert [front.heard[rid][-1].usage.completion_tokens for rid in (1, 2, 3)] == [3, 13, 4]
+    assert not backend.sequences
 
 
 def test_a_model_may_end_by_itself(front):

@@ -29,6 +29,10 @@ TOLD = [
     (errors.InternalError("secret"), 500, "internal_error"),
     (errors.EngineError("hiccup"), 500, "engine_error"),
     (errors.EngineCrashed("dead"), 500, "engine_crashed"),
+    (errors.InsufficientMemory("too big"), 503, "insufficient_memory"),
+    (errors.ModelFailed("no"), 503, "service_unavailable"),
+    (errors.BackendFailed("gone"), 502, "bad_gateway"),
+    (errors.QueueTimeout("late"), 504, "timeout"),
 ]
 
 
@@ -44,6 +48,63 @@ def test_every_error_is_openais_object_with_its_status_and_code(error, status, c
     assert told["error"]["param"] == error.param
     assert response.content_type == "application/json"
     assert told["error"]["message"]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), TOLD, ids=lambda value: getattr(value, "code", None))
+def test_on_infer_every_error_is_one_flat_object(error, status, code):
+    told = json.loads(error_body(error, infer=True))
+    assert list(told) == ["error", "src", "code"]
+    assert told["src"] == "slimproc"
+    assert told["error"] == json.loads(error_body(error))["error"]["message"]
+    assert told["code"] == told["code"].upper()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.InvalidRequest("no"), 400, "BAD_REQUEST"),
+        (errors.ContextLengthExceeded("no"), 400, "BAD_REQUEST"),
+        (errors.ModelNotFound("no"), 404, "NOT_FOUND"),
+        (errors.NotFound("no"), 404, "NOT_FOUND"),
+        (errors.MethodNotAllowed("no"), 405, "METHOD_NOT_ALLOWED"),
+        (errors.BodyTimeout("no"), 408, "BODY_TIMEOUT"),
+        (errors.BodyTooLarge("no"), 413, "BODY_TOO_LARGE"),
+        (errors.UnsupportedMediaType("no"), 415, "BAD_REQUEST"),
+        (errors.ExpectationFailed("no"), 417, "BAD_REQUEST"),
+        (errors.Overloaded("no"), 429, "QUEUE_FULL"),
+        (errors.ModelFailed("no"), 502, "LOAD_FAILED"),
+        (errors.LoadFailed("no"), 502, "LOAD_FAILED"),
+        (errors.UnloadFailed("no"), 502, "UNLOAD_FAILED"),
+        (errors.BackendFailed("no"), 502, "BACKEND"),
+        (errors.EngineError("no"), 502, "BACKEND"),
+        (errors.EngineCrashed("no"), 502, "BACKEND"),
+        (errors.EngineCrashedTwice("no"), 502, "BACKEND"),
+        (errors.InsufficientMemory("no"), 503, "RESOURCES"),
+        (errors.NotReady("no"), 503, "NOT_READY"),
+        (errors.ServiceUnavailable("no"), 503, "NOT_READY"),
+        (errors.LifecyclePending("no"), 503, "LIFECYCLE_PENDING"),
+        (errors.ShuttingDown("no"), 503, "SHUTDOWN"),
+        (errors.QueueTimeout("no"), 504, "QUEUE_TIMEOUT"),
+        (errors.DrainTimeout("no"), 504, "DRAIN_TIMEOUT"),
+        (errors.DeadlineExceeded("no"), 504, "BACKEND"),
+        (errors.InternalError("no"), 500, "BACKEND"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, errors.SlimprocError) else None,
+)
+def test_on_infer_every_error_has_its_status_and_code(error, status, code):
+    response = error_response(error, infer=True)
+    assert isinstance(response.body, bytes)
+    assert (response.status, json.loads(response.body)["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("infer", [False, True])
+def test_the_plan_stands_beside_the_error(infer):
+    error = errors.InsufficientMemory("too big", plan={"needed": 5, "victims": ["a/0"]})
+    told = json.loads(error_body(error, infer=infer))
+    assert told["plan"] == {"needed": 5, "victims": ["a/0"]}
+    if not infer:
+        assert list(told["error"]) == ["message", "type", "param", "code"]
+        assert told["error"]["code"] == "insufficient_memory"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from slimproc.ipc.wire import Submit
 from slimproc.metrics import ModelMetrics
 from slimproc.replicas.incarnation import Incarnation
 from slimproc.replicas.limits import EngineLimits, ReplicaLimits
+from slimproc.replicas.local import engine_replica
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.restart import RestartPolicy
 from slimproc.replicas.states import ReplicaState
@@ -49,10 +50,11 @@ class Keeper:
             cancel_grace=cancel_grace,
             environ=dict(os.environ) if environ is None else environ,
         )
-        self.replica = Replica(
+        self.replica = engine_replica(
             0,
             EngineSettings(model="m", backend=backend, slots=slots, fake=FakeSettings(**fake)),
-            ReplicaLimits(load_timeout, unload_timeout, engine),
+            ReplicaLimits(load_timeout, unload_timeout),
+            engine,
             self.metrics,
             on_change=self._on_change,
             policy=policy or RestartPolicy(first_wait=0.0, limit=1000),
@@ -99,7 +101,7 @@ class Keeper:
 
     def begin(self, prompt: str = "hello", max_tokens: int | None = 4, **fields: Any) -> tuple[RecordingStream, Any]:
         """The same with its slot, which can cancel it."""
-        engine = self.replica.serving
+        engine = self.replica.serving_engine
         assert engine is not None
         stream, slot = RecordingStream(), engine.take_slot()
         slot.start(stream, lambda rid: Submit(rid=rid, prompt=prompt, max_tokens=max_tokens, **fields))
@@ -121,8 +123,8 @@ class Keeper:
         await self._eventually(
             lambda: self.replica.serving not in (None, after), f"{self.replica} serves: {self.replica.reason}"
         )
-        assert self.replica.serving is not None
-        return self.replica.serving
+        assert self.replica.serving_engine is not None
+        return self.replica.serving_engine
 
 
 def script(**fields: Any) -> str:

@@ -47,3 +47,14 @@ def test_what_is_preloaded_already_stays(library):
 
 def test_where_the_library_is_not_installed_nothing_is_preloaded(tmp_path):
     assert "LD_PRELOAD" not in engine_environment({}, "mlx", openblas=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("device", "seen"), [(None, "3"), ("host", ""), ("GPU-8f2c", "GPU-8f2c"), ("MIG-1", "MIG-1")], ids=str
+)
+def test_an_engine_sees_the_device_that_it_is_on_and_no_other(device, seen):
+    assert engine_environment({"CUDA_VISIBLE_DEVICES": "3"}, "llama_cpp", device)["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_without_a_device_nothing_is_said_of_devices():
+    assert "CUDA_VISIBLE_DEVICES" not in engine_environment({}, "llama_cpp")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from slimproc.engines.fake import vectors, vocabulary
 from slimproc.engines.fake.answer import answer
+from slimproc.engines.fake.memory import FakeMemory
 from slimproc.engines.fake.scores import scored
 from slimproc.engines.fake.script import parse
 from slimproc.errors import InvalidRequest, LoadFailed
@@ -81,6 +82,8 @@ class FakeBackend:
         self._fake = settings.fake
         self._clock = clock
         self._sleep = sleep
+        self._memory = FakeMemory()
+        self.scratch = self._memory.scratch
         self.wait_for_room = self._fake.token_latency == 0
         """Flat out, the loop waits for room in the ring: merging would let it run ahead of any reader without end."""
         self._flat_out: dict[Sequence, Iterator[Event]] = {}
@@ -108,6 +111,7 @@ class FakeBackend:
                 self._sleep(fake.load_time / parts)
             if fake.die_in_load is not None and part == (parts + 1) // 2:
                 os.kill(os.getpid(), fake.die_in_load)
+            self._memory.hold(fake.bytes * part // parts)
             progress(part / parts)
         if fake.load_error is not None:
             raise LoadFailed(fake.load_error)
@@ -127,6 +131,7 @@ class FakeBackend:
         self._sleep(self._fake.unload_time)
         while self._fake.hang_in_unload:
             self._sleep(_HANG)
+        self._memory.free()
 
     # --- text -------------------------------------------------------------------------------------------------
 

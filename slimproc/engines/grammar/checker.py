@@ -7,6 +7,7 @@ Compiling a caller's grammar can overflow the native stack (a chain of 3,000 ref
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import resource
@@ -32,6 +33,9 @@ _STACK = 4 << 20
 """Half of what the engine's threads have at least: what gets by here does not overflow there."""
 _ANY = LLMatcher.grammar_from_json_schema('{"type":"object"}')
 _TRIAL_STEPS = 12
+_FAR_ABOVE = 1 << 38
+"""Bytes: more than a checker has, and less than any machine's address space."""
+_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 _SLOW_MASK = 0.25
 """Seconds for one mask that are too many: running streams would wait for every such step."""
 
@@ -126,22 +130,31 @@ def _walk(matcher: GrammarMatcher) -> None:
 
 
 def _address_space() -> int:
-    """Bytes."""
-    return _statm()[0]
+    """Bytes. What ``/proc`` would tell is closed to a confined process, so the kernel is asked by trying: under a limit
+    far above it, the largest mapping that still fits says how much there is already.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _FAR_ABOVE if before[1] == resource.RLIM_INFINITY else min(_FAR_ABOVE, before[1])
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    except (OSError, ValueError):  # macOS
+        return _FAR_ABOVE
+    fits, too_large = 0, limit // mmap.PAGESIZE
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        try:
+            mmap.mmap(-1, middle * mmap.PAGESIZE, flags=_UNTOUCHED, prot=0).close()
+            fits = middle
+        except OSError:
+            too_large = middle
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    return limit - fits * mmap.PAGESIZE
 
 
 def _resident() -> int:
-    """Bytes."""
-    return _statm()[1]
-
-
-def _statm() -> tuple[int, int]:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # a pathlib import less in a child
-            pages = file.read().split()
-    except OSError:  # macOS
-        return 1 << 40, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
+    """Bytes at their peak, which in a forked child begins with what it has."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 if __name__ == "__main__":

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from slimproc.engines.backend import Event, Produced, Scored, SequenceFailed
-from slimproc.engines.grammar.matcher import GrammarError
+from slimproc.engines.backend import Event, SequenceFailed
 from slimproc.engines.grammar.vocabulary import GrammarVocabulary
 from slimproc.engines.llama_cpp.batch import Chunk, plan_batch
 from slimproc.engines.llama_cpp.embedder import Embedder
 from slimproc.engines.llama_cpp.library import lib, native_log
+from slimproc.engines.llama_cpp.lookup import PromptLookup
 from slimproc.engines.llama_cpp.model import BATCH, LoadedModel
 from slimproc.engines.llama_cpp.native_batch import NativeBatch
-from slimproc.engines.llama_cpp.prompt_scores import SCORED_ROWS, PromptScorer
-from slimproc.engines.llama_cpp.sampling import NoChoiceError, Sampler, greedy
+from slimproc.engines.llama_cpp.sampling import Sampler
+from slimproc.engines.llama_cpp.slot import Slot
 from slimproc.engines.llama_cpp.slots import SlotView, choose_slot
-from slimproc.engines.logprobs import score
+from slimproc.engines.llama_cpp.speculation import guess_ahead
 from slimproc.engines.pooled import PooledSequence
 from slimproc.engines.prefill import PrefillBudget
+from slimproc.engines.prompt_scores import SCORED_ROWS, PromptScorer
 from slimproc.engines.sequence import Sequence
 from slimproc.errors import InvalidRequest
 from slimproc.ipc.wire import ModelInfo
@@ -28,27 +29,12 @@ _RECOVERABLE = {1, 2, -1}
 """What llama_decode says of a batch that it refused or broke off with its state intact; anything else is fatal."""
 
 
-class Slot:
-    """Room for one sequence. ``tokens[:past]`` are in its KV stream, exactly those; the rest waits for evaluation."""
-
-    __slots__ = ("index", "past", "sampler", "scorer", "sequence", "tokens", "used")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.sequence: Sequence | None = None
-        self.sampler: Sampler | None = None
-        self.scorer: PromptScorer | None = None
-        """While the prompt's own log probabilities are still being gathered."""
-        self.tokens: list[int] = []
-        self.past = 0
-        self.used = 0
-
-
 class LlamaCppBackend:
     """The ``Backend`` over llama.cpp. A slot keeps its tokens when its sequence ends, for a prompt that begins alike."""
 
     poll_interval: float | None = None
     gives_logprobs = gives_prompt_logprobs = True
+    uses_gpu = bool(lib.llama_supports_gpu_offload())
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -117,7 +103,8 @@ class LlamaCppBackend:
         slot.past = choice.cached
         self._rewind(slot)
         slot.sequence, slot.sampler = sequence, sampler
-        slot.scorer = PromptScorer(sequence, self._vocabulary) if sequence.scores_prompt else None
+        slot.lookup = PromptLookup()
+        slot.scorer = PromptScorer(sequence, self._vocabulary, len(prompt)) if sequence.scores_prompt else None
         sequence.cached_tokens = slot.past
         self._active[sequence.rid] = slot
 
@@ -132,6 +119,7 @@ class LlamaCppBackend:
         self._uses += 1
         slot.used = self._uses
         slot.sequence = slot.sampler = slot.scorer = None
+        slot.guess = []
 
     # --- one step ---------------------------------------------------------------------------------------------
 
@@ -147,13 +135,15 @@ class LlamaCppBackend:
             return []
         running = sum(tokens == 1 for _, tokens in waiting)
         chunks = plan_batch(waiting, budget=self._budget.tokens(running), room=BATCH, can_fill=self._can_fill)
+        prompt_tokens = sum(chunk.tokens for chunk in chunks if not chunk.filler) - running
+        guessed = self._guess(chunks) if self._model.speculation and prompt_tokens == 0 else False
         asked = self._fill(chunks)
         began = time.monotonic()
         code = self._batch.decode(self._context)
         if code != 0:
             return self._refused(code)
-        prompt_tokens = sum(chunk.tokens for chunk in chunks if not chunk.filler) - running
-        self._budget.observe(running, prompt_tokens, time.monotonic() - began)
+        if not guessed:  # a step with guesses in it says nothing about those without
+            self._budget.observe(running, prompt_tokens, time.monotonic() - began)
         for index, count, filler in chunks:
             slot = self._slots[index]
             if filler:
@@ -161,6 +151,14 @@ class LlamaCppBackend:
             else:
                 slot.past += count
         return self._produce(asked) if asked else []
+
+    def _guess(self, chunks: list[Chunk]) -> bool:
+        """Only where no prompt is in the batch, which would have to wait for what may be of no use, and no filler, which
+        has one token and so would cost a pass.
+        """
+        if any(chunk.filler for chunk in chunks):
+            return False
+        return guess_ahead([self._slots[chunk.slot] for chunk in chunks], self._model.speculation, BATCH - len(chunks))
 
     def _due(self, slot: Slot) -> int:
         """How many of its tokens may be evaluated in this step."""
@@ -179,68 +177,52 @@ class LlamaCppBackend:
         asked = []
         for index, count, filler in chunks:
             slot = self._slots[index]
-            past = slot.past
-            # A filler's token is any that exists; nobody reads what comes of it.
-            tokens += slot.tokens[past : past + count] if not filler else (0,)
-            positions += range(past, past + count)
-            sequences += (index,) * count
-            outputs += (0,) * count
+            past, taken, rows = slot.past, count, 0
             if filler:
-                continue
-            if slot.scorer is not None:
-                outputs[-count:] = (1,) * count
-                asked.append((slot, count))
-            elif past + count == len(slot.tokens):
-                outputs[-1] = 1
-                asked.append((slot, 1))
+                tokens.append(0)  # any that exists: nobody reads what comes of it
+            else:
+                tokens += slot.tokens[past : past + count]
+                if slot.scorer is not None:
+                    rows = count
+                elif past + count == len(slot.tokens):
+                    tokens += slot.guess
+                    taken += len(slot.guess)
+                    rows = 1 + len(slot.guess)
+                if rows:
+                    asked.append((slot, rows))
+            positions += range(past, past + taken)
+            sequences += (index,) * taken
+            outputs += (0,) * (taken - rows) + (1,) * rows
         self._batch.fill(tokens, positions, sequences, outputs)
         return asked
 
     def _produce(self, asked: list[tuple[Slot, int]]) -> list[Event]:
         rows = self._batch.logits(self._context, sum(count for _, count in asked), self._vocabulary.size)
         events: list[Event] = []
-        ends, piece = self._vocabulary.ends, self._vocabulary.piece
         done = 0
         for slot, count in asked:
-            sequence, sampler = slot.sequence, slot.sampler
-            assert sequence is not None
-            assert sampler is not None
+            its = rows[done : done + count]
             done += count
             if slot.scorer is not None:
-                part = slot.scorer.take(rows[done - count : done])
+                part = slot.scorer.take(its)
                 events.append(part)
-                if not part.last or not sequence.limit:
+                if not part.last or not part.sequence.limit:
                     continue
                 slot.scorer = None
-            row = rows[done - 1]
-            try:
-                token = greedy(row) if sampler.plain_greedy else sampler.choose(row)
-                end = token in ends
-                text = b"" if end else piece(token)
-                if sequence.grammar is not None and not end:
-                    sequence.grammar.accept(token)
-                    end = sequence.grammar.stopped
-            except GrammarError as error:
-                events.append(SequenceFailed(sequence, f"the grammar cannot be followed any further: {error}"))
-                continue
-            except NoChoiceError:
-                events.append(
-                    SequenceFailed(sequence, "the model gave no token that can be chosen (NaN or all barred)")
-                )
-                continue
-            sampler.accept(token)
-            slot.tokens.append(token)
-            if sequence.logprobs is None:
-                events.append(Produced(sequence, text, end))
-            else:  # of the logits as they are: what the sampler made of them is its own copy
-                its = score(row, token, text, sequence.logprobs, self._vocabulary.spelled)
-                events.append(Scored(sequence, its, end))
+                its = its[-1:]
+            past = slot.past
+            events += slot.choose(its, self._vocabulary)
+            if slot.guess:
+                slot.lookup.judge(slot.past - past, len(slot.guess), len(slot.tokens))
+                slot.guess = []
+                self._rewind(slot)
         return events
 
     def _refused(self, code: int) -> list[Event]:
         if code not in _RECOVERABLE:
             raise RuntimeError(f"llama_decode failed with {code}: {native_log.cause('no reason given')}")
         for slot in self._slots:
+            slot.guess = []
             self._rewind(slot)
         newest = next(reversed(self._active.values())).sequence
         assert newest is not None

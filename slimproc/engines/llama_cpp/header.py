@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slimproc.engines.llama_cpp.foreign import foreign_kind
 from slimproc.errors import LoadFailed
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -33,47 +34,68 @@ TENSOR_BLOCKS = {
 """Elements and bytes of one block, by tensor type. A type that is not here is not checked for its size."""
 
 
+class Tensor(NamedTuple):
+    """``shape``: the fastest dimension first, as GGUF has it. ``kind``: ggml's number of its type."""
+
+    shape: tuple[int, ...]
+    kind: int
+
+
 class Header(NamedTuple):
-    """``values``: the file's keys, long arrays left out. ``needed``: bytes that the file must have for its tensors."""
+    """What a file says before its data. ``needed``: bytes that the file must have for its tensors."""
 
     values: dict[str, Any]
+    """Its keys; None for an array too long to be kept."""
+    tensors: dict[str, Tensor]
+    lengths: dict[str, int]
+    """Of those arrays that were too long."""
     needed: int
 
 
 def check_file(path: Path) -> Header:
-    """The header of the model at ``path``, once it and every other shard of it look whole.
+    """The header of the model at ``path``, with the tensors of all its shards, once each of them looks whole.
 
     Raises LoadFailed (permanent) for what is not there, cannot be read, is not GGUF, or is shorter than it says.
     """
-    header = _read(path)
-    count, number = header.values.get("split.count", 0), header.values.get("split.no", 0)
-    if isinstance(count, int) and isinstance(number, int) and count > 1:
+    header = read_header(path)
+    count, number = _split(header)
+    if count > 1:
         if number != 0:
-            raise _refusal(f"{path} is shard {number + 1} of {count}: give the path of the first one")
-        for shard in _other_shards(path, count):
-            _read(shard)
+            raise refusal(f"{path} is shard {number + 1} of {count}: give the path of the first one")
+        for place, shard in enumerate(_other_shards(path, count), 1):
+            other = read_header(shard)
+            if _split(other) != (count, place):
+                raise refusal(f"{shard} is named like shard {place + 1} of {count}, and its header says otherwise")
+            header.tensors.update(other.tensors)
     return header
+
+
+def _split(header: Header) -> tuple[int, int]:
+    """How many shards, and which of them this is, from 0; (0, 0) for a file that is whole."""
+    count, number = header.values.get("split.count", 0), header.values.get("split.no", 0)
+    return (count, number) if isinstance(count, int) and isinstance(number, int) else (0, 0)
 
 
 def _other_shards(path: Path, count: int) -> list[Path]:
     """Shards lie beside the path as it was given: a cache's symlinks lead to files named by hashes."""
     match = _SHARD.match(path.name)
     if match is None or int(match[2]) != 1 or int(match[3]) != count:
-        raise _refusal(f"{path} is the first of {count} shards but is not named like it (…-00001-of-{count:05}.gguf)")
+        raise refusal(f"{path} is the first of {count} shards but is not named like it (…-00001-of-{count:05}.gguf)")
     shards = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(2, count + 1)]
     for number, shard in enumerate(shards, 2):
         if not shard.exists():
-            raise _refusal(f"shard {number} of {count} is missing: {shard}")
+            raise refusal(f"shard {number} of {count} is missing: {shard}")
     return shards
 
 
-def _read(path: Path) -> Header:
+def read_header(path: Path) -> Header:
+    """Of one file. Raises as ``check_file``."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise _refusal(f"{path} is a directory, not a GGUF file")
+            raise refusal(f"{path} is a directory, not a GGUF file")
         if not stat.S_ISREG(mode):
-            raise _refusal(f"{path} is not a file")
+            raise refusal(f"{path} is not a file")
         with path.open("rb") as file:
             start = file.read(512)
             _check_start(path, start)
@@ -81,49 +103,49 @@ def _read(path: Path) -> Header:
                 header = _parse(path, data)
                 size = len(data)
     except FileNotFoundError:
-        raise _refusal(f"no such file: {path}") from None
+        raise refusal(f"no such file: {path}") from None
     except OSError as error:
-        raise _refusal(f"{path} cannot be read: {error.strerror}") from error
+        raise refusal(f"{path} cannot be read: {error.strerror}") from error
     if size < header.needed:
-        raise _refusal(f"{path} is shorter than its tensors say: it has {size} bytes and needs {header.needed}")
+        raise refusal(f"{path} is shorter than its tensors say: it has {size} bytes and needs {header.needed}")
     return header
 
 
 def _check_start(path: Path, start: bytes) -> None:
     if not start:
-        raise _refusal(f"{path} is empty")
-    if start.startswith(b"version https://git-lfs"):
-        raise _refusal(f"{path} is a Git LFS pointer: the model itself was never downloaded")
-    if start.lstrip()[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise _refusal(f"{path} is a web page, not a model: the download went wrong")
+        raise refusal(f"{path} is empty")
     if start[:4] != b"GGUF":
-        raise _refusal(f"{path} is not a GGUF file (it begins with {start[:4]!r})")
+        kind = foreign_kind(start)
+        if kind is not None:
+            raise refusal(f"{path} is {kind}")
+        raise refusal(f"{path} is not a GGUF file (it begins with {start[:4]!r})")
     if len(start) < 24:
-        raise _refusal(f"{path} is cut off in its header")
+        raise refusal(f"{path} is cut off in its header")
     version, tensors, keys = struct.unpack_from("<IQQ", start, 4)
     if version in {2 << 24, 3 << 24}:
-        raise _refusal(f"{path} was written for a big-endian machine")
+        raise refusal(f"{path} was written for a big-endian machine")
     if version not in {2, 3}:
-        raise _refusal(f"{path} has GGUF version {version}; versions 2 and 3 can be read")
+        raise refusal(f"{path} has GGUF version {version}; versions 2 and 3 can be read")
     if tensors > _MAX_COUNT or keys > _MAX_COUNT:
-        raise _refusal(f"{path} is broken: its header claims {tensors} tensors and {keys} keys")
+        raise refusal(f"{path} is broken: its header claims {tensors} tensors and {keys} keys")
 
 
 def _parse(path: Path, data: mmap.mmap) -> Header:
     reader = _Reader(data)
     _, tensors, keys = struct.unpack_from("<IQQ", data, 4)
     try:
-        values = {reader.text(): reader.value(reader.scalar("<I")) for _ in range(keys)}
-        ends = [reader.tensor_end() for _ in range(tensors)]
+        values = {(name := reader.text()): reader.value(reader.scalar("<I"), name) for _ in range(keys)}
+        found = [reader.tensor() for _ in range(tensors)]
     except (struct.error, IndexError, OverflowError):
-        raise _refusal(f"{path} is cut off or broken in its header (at byte {reader.at} of {len(data)})") from None
+        raise refusal(f"{path} is cut off or broken in its header (at byte {reader.at} of {len(data)})") from None
     except ValueError as error:
-        raise _refusal(f"{path} is broken: {error}") from None
+        raise refusal(f"{path} is broken: {error}") from None
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:
-        raise _refusal(f"{path} is broken: its alignment is {alignment!r}")
+        raise refusal(f"{path} is broken: its alignment is {alignment!r}")
     begin = -(-reader.at // alignment) * alignment
-    return Header(values, begin + max(ends) if ends else 0)
+    needed = begin + max(end for _, _, end in found) if found else 0
+    return Header(values, {name: tensor for name, tensor, _ in found}, reader.lengths, needed)
 
 
 class _Reader:
@@ -132,6 +154,7 @@ class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self.at = 24
+        self.lengths: dict[str, int] = {}
 
     def scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from(code, self._data, self.at)
@@ -145,17 +168,17 @@ class _Reader:
         self.at = end
         return text
 
-    def value(self, kind: int) -> Any:
-        """A value of type ``kind``; None for an array too long to be kept."""
+    def value(self, kind: int, name: str = "") -> Any:
+        """A value of type ``kind``; None for an array too long to be kept, whose length is noted under ``name``."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
-            return self._array()
+            return self._array(name)
         if kind not in _SCALARS:
             raise ValueError(f"a key has the unknown type {kind}")
         return self.scalar(_SCALARS[kind])
 
-    def _array(self) -> list[Any] | None:
+    def _array(self, name: str) -> list[Any] | None:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if kind == _ARRAY:
             raise ValueError("an array of arrays")
@@ -163,6 +186,7 @@ class _Reader:
             raise ValueError(f"an array has the unknown type {kind}")
         if count <= _KEPT_ARRAY:
             return [self.value(kind) for _ in range(count)]
+        self.lengths[name] = count
         if kind == _STRING:
             self._skip_texts(count)
         else:
@@ -177,17 +201,17 @@ class _Reader:
         self.at = at
         self._within(0)
 
-    def tensor_end(self) -> int:
-        """Where a tensor's data end, in bytes from the beginning of all data."""
+    def tensor(self) -> tuple[str, Tensor, int]:
+        """The next tensor's name, what it is, and where its data end, in bytes from the beginning of all data."""
         name, dimensions = self.text(), self.scalar("<I")
         if dimensions > 4:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
-        elements: int = math.prod(self.scalar("<q") for _ in range(dimensions))
+        shape = tuple(self.scalar("<q") for _ in range(dimensions))
         kind, offset = self.scalar("<I"), self.scalar("<Q")
-        if elements < 0:
+        if min(shape, default=0) < 0:
             raise ValueError(f"tensor {name!r} has a negative size")
         block, size = TENSOR_BLOCKS.get(kind, (1, 0))
-        return int(offset) + -(-elements // block) * size
+        return name, Tensor(shape, kind), int(offset) + -(-math.prod(shape) // block) * size
 
     def _within(self, length: int) -> int:
         end = self.at + length
@@ -196,5 +220,5 @@ class _Reader:
         return end
 
 
-def _refusal(message: str) -> LoadFailed:
+def refusal(message: str) -> LoadFailed:
     return LoadFailed(message, permanent=True)

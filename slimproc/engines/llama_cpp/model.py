@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from slimproc.engines.llama_cpp.header import Header, check_file
+from slimproc.engines.llama_cpp.keys import check_keys
 from slimproc.engines.llama_cpp.library import lib, native_log
+from slimproc.engines.llama_cpp.limits import KV_TYPES, check_settings, context_tokens, kv_bytes_per_token, warn
+from slimproc.engines.llama_cpp.lora import apply_adapters, check_adapters, describe
 from slimproc.engines.llama_cpp.pooling import Pooling, capabilities, must_be_told, pooling_of
-from slimproc.engines.llama_cpp.prompt_scores import SCORED_ROWS
 from slimproc.engines.llama_cpp.vocabulary import Vocabulary
+from slimproc.engines.prompt_scores import SCORED_ROWS
 from slimproc.engines.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
@@ -24,10 +26,8 @@ BATCH = 512
 cancelled meanwhile."""
 TEXTS = 64
 """Sequences that a model which makes vectors takes at least at once: they cost it no memory, and short texts share a call."""
-_DEFAULT_CONTEXT = 4096
 _CELLS = 256
 """llama.cpp rounds a slot's KV cells to a multiple of it, and warns if it has to."""
-_MAX_SLOTS, _MIN_CONTEXT, _MAX_CELLS, _MAX_THREADS = 256, 8, 1 << 30, 512
 
 
 class LoadedModel:
@@ -40,28 +40,36 @@ class LoadedModel:
             raise LoadFailed("llama_cpp needs a path", permanent=True)
         path = resolve(settings.path)
         header = check_file(path)
+        check_keys(path, header)
+        adapters = check_adapters(settings.lora, header)
+        self._settings = settings
         self.pooling: Pooling | None = None
         self.slots = settings.slots
         self.threads = settings.threads or default_threads(usable_cores())
         self._model: Any = None
         self.context: Any = None
         try:
-            self._model = _load(str(path), settings.gpu_layers, progress)
+            self._model = _load(str(path), settings, progress)
             self.pooling = pooling_of(self._model, header, settings.pooling)
             _check_vocabulary(self._model)
             self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self._model))
             trained = lib.llama_model_n_ctx_train(self._model)
-            self.context_tokens = _context_tokens(settings, trained, bounded=self.pooling is not None)
+            self.context_tokens = context_tokens(settings, trained, bounded=self.pooling is not None)
             if self.pooling is not None:
                 self.slots = max(self.slots, TEXTS)
             self._kv_bytes = self._check_memory(header)
             self._make_context(header)
+            apply_adapters(self._model, self.context, adapters)
         except BaseException:
             self.close()
             raise
         self.memory: Any = lib.llama_get_memory(self.context)
         self.rewinds = not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
         """Whether a sequence's last tokens can be taken back; a recurrent state knows no past."""
+        self.speculation = settings.speculation if self.rewinds and self.pooling is None else 0
+        """Tokens guessed ahead in a step. A wrong guess must be taken back."""
+        if self.speculation != settings.speculation:
+            warn("speculation is of no use to this model, and is off")
 
     def info(self) -> ModelInfo:
         template = lib.llama_model_chat_template(self._model, None)
@@ -83,8 +91,23 @@ class LoadedModel:
                 "trained_context": lib.llama_model_n_ctx_train(self._model),
                 "threads": self.threads,
                 "gpu_offload": bool(lib.llama_supports_gpu_offload()),
+                "gpu_layers": self._gpu_layers,
+                "mmap": self._settings.mmap and bool(lib.llama_supports_mmap()),
+                "flash_attention": self._settings.flash_attention,
+                "kv_type": self._settings.kv_type if self.memory else "none",
+                "lora": describe(self._settings.lora),
+                "speculation": self.speculation,
             },
         )
+
+    @property
+    def _gpu_layers(self) -> int:
+        """Layers that are on a GPU, the one after the last among them. Without a word it is all, where there is one."""
+        if not lib.llama_supports_gpu_offload():
+            return 0
+        layers = int(lib.llama_model_n_layer(self._model)) + 1
+        wanted = self._settings.gpu_layers
+        return layers if wanted is None else min(wanted, layers)
 
     @property
     def vector_size(self) -> int:
@@ -125,7 +148,7 @@ class LoadedModel:
         understand. On a GPU the cache lies elsewhere, and llama.cpp says itself when that is full.
         """
         tokens = self.slots * self.context_tokens if self.pooling is None else self.batch_tokens
-        kv_bytes = tokens * _kv_bytes_per_token(self._model, header)
+        kv_bytes = tokens * kv_bytes_per_token(self._model, header, self._settings.kv_type)
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if kv_bytes > physical and not lib.llama_supports_gpu_offload():
             raise LoadFailed(
@@ -142,7 +165,7 @@ class LoadedModel:
         if self.pooling is None:
             params.n_ctx = self.slots * _in_cells(self.context_tokens)
             # Else there is room for BATCH rows of logits: 100 MB at 49,152 tokens.
-            params.n_outputs_max = self.slots + SCORED_ROWS
+            params.n_outputs_max = min(self.slots * (1 + self._settings.speculation) + SCORED_ROWS, BATCH)
             params.kv_unified = False
         else:
             params.n_ctx = _in_cells(self.batch_tokens)
@@ -150,12 +173,15 @@ class LoadedModel:
             params.pooling_type = int(self.pooling)
             params.kv_unified = True
         params.n_threads = params.n_threads_batch = self.threads
-        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        flash = self._settings.flash_attention
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.type_k = params.type_v = KV_TYPES[self._settings.kv_type].number
         params.swa_full = True  # a window's cache keeps no old tokens, so no prefix could be reused
         native_log.begin()
         context = lib.llama_init_from_model(self._model, params)
         if not context:
-            raise LoadFailed(native_log.cause("llama.cpp could not make a context (out of memory?)"))
+            cause = native_log.cause("llama.cpp could not make a context (out of memory?)")
+            raise LoadFailed(cause, permanent=_is_permanent(cause))
         self.context = context
         if self.pooling is None and not lib.llama_get_memory(context):
             raise must_be_told(header.values.get("general.architecture", "?"))
@@ -163,44 +189,7 @@ class LoadedModel:
             raise LoadFailed(f"llama.cpp gave a slot only {lib.llama_n_ctx_seq(context)} tokens of context")
 
 
-def _kv_bytes_per_token(model: Any, header: Header) -> int:
-    """From the file's own keys: two f16 vectors a layer and token, for each KV head."""
-    arch = header.values.get("general.architecture", "")
-    width = lib.llama_model_n_embd(model) // max(1, lib.llama_model_n_head(model))
-    key = header.values.get(f"{arch}.attention.key_length", width)
-    value = header.values.get(f"{arch}.attention.value_length", width)
-    return int(lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * (key + value) * 2)
-
-
-def check_settings(settings: EngineSettings) -> None:
-    """Raises LoadFailed (permanent) for numbers on which native code would abort, or that make no sense."""
-    limits: list[tuple[str, int | None, int, int]] = [
-        ("slots", settings.slots, 1, _MAX_SLOTS),
-        ("context", settings.context, _MIN_CONTEXT, _MAX_CELLS // max(1, settings.slots)),
-        ("threads", settings.threads, 1, _MAX_THREADS),
-        ("gpu_layers", settings.gpu_layers, 0, 1 << 20),
-    ]
-    for name, value, low, high in limits:
-        if value is not None and not low <= value <= high:
-            raise LoadFailed(f"{name} is {value}; it must be between {low} and {high}", permanent=True)
-
-
-def _context_tokens(settings: EngineSettings, trained: int, *, bounded: bool) -> int:
-    """``bounded``: what reads texts whole often has a table of positions that it was trained with, and none after it."""
-    if settings.context is None:
-        return max(min(trained, _DEFAULT_CONTEXT), _MIN_CONTEXT) if trained > 0 else _DEFAULT_CONTEXT
-    if not 0 < trained < settings.context:
-        return settings.context
-    print(  # noqa: T201  # stderr is this process's log
-        f"warning: context {settings.context} is more than the {trained} tokens this model was trained for"
-        + (f", so it is {trained}" if bounded else ""),
-        file=sys.stderr,
-        flush=True,
-    )
-    return trained if bounded else settings.context
-
-
-def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) -> Any:
+def _load(path: str, settings: EngineSettings, progress: Callable[[float], None]) -> Any:
     failure: BaseException | None = None
 
     def report(fraction: float, _user_data: object) -> bool:
@@ -212,8 +201,10 @@ def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) 
         return failure is None
 
     params = lib.llama_model_default_params()
-    if gpu_layers is not None:
-        params.n_gpu_layers = gpu_layers
+    if settings.gpu_layers is not None:
+        params.n_gpu_layers = settings.gpu_layers
+    if not settings.mmap:
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
     # GCC's _tile_loadconfig tells the optimizer that it reads 8 of 64 bytes, so ggml's AMX kernels load a tile
     # configuration that was never written, and die of it. They are reached through the extra buffer types only.
     params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
@@ -227,9 +218,13 @@ def _load(path: str, gpu_layers: int | None, progress: Callable[[float], None]) 
         raise failure
     if not model:
         cause = native_log.cause("llama.cpp refused it without a word")
-        # Memory can come back; a file stays as it is.
-        raise LoadFailed(f"{path}: {cause}", permanent="alloc" not in cause and "memory" not in cause)
+        raise LoadFailed(f"{path}: {cause}", permanent=_is_permanent(cause))
     return model
+
+
+def _is_permanent(cause: str) -> bool:
+    """Memory can come back; a file stays as it is."""
+    return "alloc" not in cause and "memory" not in cause
 
 
 def _check_vocabulary(model: Any) -> None:

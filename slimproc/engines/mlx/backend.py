@@ -18,6 +18,7 @@ from slimproc.engines.mlx.library import BatchGenerator, mx
 from slimproc.engines.mlx.model import LoadedModel
 from slimproc.engines.mlx.prefix import PrefixCache
 from slimproc.engines.mlx.sampling import make_processors, make_sampler
+from slimproc.engines.mlx.scoring import PromptReader
 from slimproc.engines.prefill import PrefillBudget
 from slimproc.engines.prefix import common_prefix
 from slimproc.engines.sequence import Sequence
@@ -36,7 +37,7 @@ _WORTH_A_COPY = 32
 class Run:
     """One sequence here: first in the queue (no ``uid``), then with prompt tokens left, then answering."""
 
-    __slots__ = ("failed", "follower", "left", "processors", "recorder", "sampler", "sequence", "uid")
+    __slots__ = ("failed", "follower", "left", "processors", "reader", "recorder", "sampler", "sequence", "uid")
 
     def __init__(self, sequence: Sequence, vocab_size: int, ends: frozenset[int]) -> None:
         """Raises InvalidRequest for a bias outside the vocabulary."""
@@ -51,6 +52,8 @@ class Run:
             barred = frozenset()
         adjusting = make_processors(params, sequence.prompt, vocab_size, barred)
         self.processors = [one for one in (self.recorder, *adjusting, self.follower) if one is not None]
+        self.reader: PromptReader | None = None
+        """While the prompt's own tokens are still to be scored."""
         self.uid: int | None = None
         """Its name in the generator."""
         self.left = len(sequence.prompt)
@@ -62,7 +65,8 @@ class MlxBackend:
     """The ``Backend`` over mlx-lm. The generator never ends a sequence by itself: that is the caller's to say."""
 
     poll_interval: float | None = None
-    gives_logprobs = True
+    gives_logprobs = gives_prompt_logprobs = True
+    uses_gpu = bool(mx.default_device() != mx.Device(mx.cpu))
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -74,9 +78,11 @@ class MlxBackend:
         self._vocabulary = model.vocabulary
         self._prefixes = PrefixCache(model.prefix_bytes)
         self._budget = PrefillBudget(_MOST_PROMPT_TOKENS)
+        self._reading: deque[Run] = deque()
+        """Those whose prompts are to be scored first, oldest first."""
         self._waiting: deque[Run] = deque()
         self._active: dict[int, Run] = {}
-        """By rid, oldest first, those that wait among them."""
+        """By rid, oldest first, those that wait or read among them."""
         self._by_uid: dict[int, Run] = {}
         self._broken: str | None = None
         """Why the generator cannot go on, where that came out between two steps."""
@@ -113,7 +119,11 @@ class MlxBackend:
         run = Run(sequence, size, self._vocabulary.ends)
         assert len(prompt) < self._model.context_tokens, "the caller refuses prompts that leave no room"
         self._active[sequence.rid] = run
-        self._waiting.append(run)
+        if sequence.scores_prompt:
+            run.reader = PromptReader(sequence, self._model)
+            self._reading.append(run)
+        else:
+            self._waiting.append(run)
 
     def remove(self, sequence: Sequence) -> None:
         """Its KV is kept for a prompt that begins alike; a sequence that is not here any more is no error."""
@@ -121,7 +131,9 @@ class MlxBackend:
         if run is None:
             return
         if run.uid is None:
-            self._waiting.remove(run)
+            for queue in (self._waiting, self._reading):
+                if run in queue:
+                    queue.remove(run)
             return
         del self._by_uid[run.uid]
         try:
@@ -156,7 +168,7 @@ class MlxBackend:
         assert run.uid is not None
         self._by_uid[run.uid] = run
         run.left = len(prompt) - shared
-        run.sequence.cached_tokens = shared
+        run.sequence.cached_tokens = 0 if run.sequence.scores_prompt else shared  # what was read for it alone counts
 
     def _soon_known(self, run: Run) -> bool:
         """Whether a prompt that is being evaluated begins alike: then waiting is quicker (``n``, a common preamble)."""
@@ -186,9 +198,34 @@ class MlxBackend:
         """One call of the generator. Should it raise, or lose sequences, all that run fail and it is made anew."""
         if not self._active:
             return []
+        if self._broken is not None:
+            return self._fail_all(self._broken)
+        scored = self._read_prompt()
+        return scored + self._generate() if self._by_uid or self._waiting else scored
+
+    def _read_prompt(self) -> list[Event]:
+        """The next part of the oldest prompt that is to be scored. An error here is its own and nobody else's."""
+        if not self._reading:
+            return []
+        run = self._reading[0]
+        assert run.reader is not None
         try:
-            if self._broken is not None:
-                return self._fail_all(self._broken)
+            with mx.stream(self._generator.stream):
+                event = run.reader.read()
+                if event.last:
+                    self._prefixes.keep(run.reader.tokens, run.reader.cache)
+        except Exception as error:  # noqa: BLE001  # out of memory, most likely
+            self._reading.popleft()
+            return [SequenceFailed(run.sequence, f"mlx failed on the prompt: {_reason(error)}")]
+        if event.last:
+            self._reading.popleft()
+            run.reader = None
+            if run.sequence.limit:
+                self._waiting.append(run)
+        return [event]
+
+    def _generate(self) -> list[Event]:
+        try:
             self._join()
             answering = self._answering()
             prefilling = len(self._by_uid) - answering
@@ -235,7 +272,7 @@ class MlxBackend:
 
     def _fail_all(self, reason: str) -> list[Event]:
         """Those that only wait have lost nothing."""
-        lost = [run for run in self._active.values() if run not in self._waiting]
+        lost = [run for run in self._active.values() if run not in self._waiting and run not in self._reading]
         for run in lost:
             del self._active[run.sequence.rid]
         self._by_uid.clear()

@@ -115,10 +115,14 @@ class Vocabulary:
     def detokenize(self, tokens: list[int]) -> bytes:
         """The text of ``tokens``, control tokens spelled out. Raises InvalidRequest for an id that does not exist."""
         self.check(tokens, param="tokens")
-        text = b"".join(map(self.spelled, tokens))
-        if self._decoder.strips and tokens and tokens[0] not in self._added:
-            return text.removeprefix(b" ")
-        return text
+        return b"".join(self.pieces(tokens)) if tokens else b""
+
+    def pieces(self, tokens: list[int]) -> list[bytes]:
+        """What each of ``tokens`` is in their text, control tokens spelled out. There must be at least one."""
+        pieces = [self.spelled(token) for token in tokens]
+        if self._decoder.strips and tokens[0] not in self._added:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        return pieces
 
     def check(self, tokens: list[int], *, param: str) -> None:
         """Raises InvalidRequest if any id is not in the vocabulary: native code indexes arrays with them."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from slimproc.errors import InvalidRequest
-from slimproc.request import Deadline, EmbedRequest, GenerateRequest, GrammarSpec, Prompt, SamplingParams
+from slimproc.request import NEVER, Deadline, EmbedRequest, GenerateRequest, GrammarSpec, Prompt, SamplingParams
 
 
 class ModelLimits(Protocol):
@@ -42,7 +42,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     grammar: GrammarSpec | None = None
 
-    def work(self, *, request_id: str, model: ModelLimits, deadline: Deadline) -> GenerateRequest:
+    def work(
+        self, *, request_id: str, model: ModelLimits, deadline: Deadline, queue_deadline: Deadline = NEVER
+    ) -> GenerateRequest:
         """The work. Raises InvalidRequest when more tokens are asked for than the model's limit allows.
 
         A default is cut to the limit instead, since nobody asked for it.
@@ -68,6 +70,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             sampling=self.sampling,
             grammar=self.grammar,
             deadline=deadline,
+            queue_deadline=queue_deadline,
         )
 
 
@@ -81,7 +84,9 @@ class VectorCall(msgspec.Struct, frozen=True, kw_only=True):
     query: str | None = None
     dimensions: int | None = None
 
-    def work(self, *, request_id: str, model: ModelLimits, deadline: Deadline) -> EmbedRequest:
+    def work(
+        self, *, request_id: str, model: ModelLimits, deadline: Deadline, queue_deadline: Deadline = NEVER
+    ) -> EmbedRequest:
         return EmbedRequest(
             id=request_id,
             model=model.name,
@@ -90,4 +95,5 @@ class VectorCall(msgspec.Struct, frozen=True, kw_only=True):
             query=self.query,
             dimensions=self.dimensions,
             deadline=deadline,
+            queue_deadline=queue_deadline,
         )

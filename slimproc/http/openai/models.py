@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -10,15 +11,21 @@ from aiohttp import web
 from slimproc.config import ModelConfig
 from slimproc.errors import ModelNotFound
 from slimproc.http.gateway import Gateway
-from slimproc.replicas.states import ReplicaState
-
-_LOADING = frozenset({ReplicaState.STARTING, ReplicaState.KILLING, ReplicaState.BACKOFF})
+from slimproc.http.status import describe_status
+from slimproc.residency.views import DeviceReport
 
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     async def list_models(_: web.Request) -> web.Response:
         listed = [model for model in gateway.config.models.values() if not model.unlisted]
-        return _json({"object": "list", "data": [describe(gateway, model) for model in listed]})
+        gpus = [describe_device(device) for device in gateway.residency.devices() if device.kind != "host"]
+        return _json({
+            "object": "list",
+            "queue_depth": sum(gateway.admission.queue_depths().values()),
+            "gpu": gpus[0] if gpus else None,
+            "gpus": gpus,
+            "data": [describe(gateway, model) for model in listed],
+        })  # fmt: skip
 
     async def get_model(http: web.Request) -> web.Response:
         name = http.match_info["id"]
@@ -35,9 +42,10 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 def describe(gateway: Gateway, model: ModelConfig) -> dict[str, Any]:
     """One entry of the list. ``context_length`` is per sequence; it and ``capabilities`` are null until a replica
-    has been ready, since the model's file says them.
+    has been ready, since the model's file says them, and for what is not ours.
     """
-    engines = [replica.engine for replica in gateway.supervisor.of(model.name)]
+    replicas = gateway.supervisor.of(model.name)
+    engines = [replica.engine for replica in replicas]
     ready = next((engine.ready for engine in engines if engine is not None and engine.ready is not None), None)
     context = ready.model.context if ready else None
     return {
@@ -51,20 +59,29 @@ def describe(gateway: Gateway, model: ModelConfig) -> dict[str, Any]:
         "max_model_len": context,
         "capabilities": ready.model.capabilities if ready else None,
         "queue_depth": gateway.admission.queue_depths()[model.name],
-        "gpu": None,
-        "gpus": [],
-        "status": {"value": status(gateway, model.name)},
+        "status": describe_status(replicas, gateway.residency.held(model.name)),
     }
 
 
-def status(gateway: Gateway, model: str) -> str:
-    """In the words that model routers share: loaded, loading, failed or unloaded."""
-    states = {replica.state for replica in gateway.supervisor.of(model)}
-    if ReplicaState.READY in states or ReplicaState.DRAINING in states:
-        return "loaded"
-    if states & _LOADING:
-        return "loading"
-    return "failed" if ReplicaState.FAILED in states else "unloaded"
+def describe_device(device: DeviceReport) -> dict[str, Any]:
+    """One entry of ``gpus``. Bytes."""
+    return {
+        "id": device.id,
+        "name": device.name,
+        "observed_at": rfc3339(time.time_ns() - round((time.monotonic() - device.taken) * 1e9)),
+        "fresh": device.fresh,
+        "total": device.total,
+        "free": device.free,
+        "available": device.available,
+        "held": device.held,
+        "fault": device.fault or None,
+    }
+
+
+def rfc3339(nanoseconds: int) -> str:
+    """An instant of the wall clock, in nanoseconds since 1970, in UTC."""
+    seconds, rest = divmod(nanoseconds, 10**9)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest:09d}Z"
 
 
 def _json(value: object) -> web.Response:

@@ -17,13 +17,21 @@ def tiny_model(tmp_path_factory):
 
 
 class TestLlamaCpp(GrammarConformance):
+    speculation = 0
+
     @pytest.fixture
     def open_engine(self, tiny_model):
         opened: list[Engine] = []
 
         def make() -> Engine:
             settings = EngineSettings(
-                model="tiny", backend="llama_cpp", path=str(tiny_model), slots=4, context=256, threads=1
+                model="tiny",
+                backend="llama_cpp",
+                path=str(tiny_model),
+                slots=4,
+                context=256,
+                threads=1,
+                speculation=self.speculation,
             )
             opened.append(Engine(create(settings)))
             return opened[-1]
@@ -31,3 +39,13 @@ class TestLlamaCpp(GrammarConformance):
         yield make
         for engine in opened:
             engine.close()
+
+
+class TestLlamaCppGuessingAhead(TestLlamaCpp):
+    """A grammar allows a guess only where it has been followed so far."""
+
+    speculation = 3
+
+    @pytest.fixture(autouse=True)
+    def guesses_everywhere(self, monkeypatch):
+        monkeypatch.setattr("slimproc.engines.llama_cpp.lookup.GRAM", 1)

@@ -11,7 +11,7 @@ import pytest
 
 from slimproc.engines.llama_cpp.header import TENSOR_BLOCKS, check_file
 from slimproc.errors import LoadFailed
-from tests.models import broken_files, tiny_random
+from tests.models import tiny_random
 
 
 def refusal(path) -> str:
@@ -34,44 +34,6 @@ def test_a_whole_file_passes_and_its_keys_are_read(good):
     assert header.values["llama.block_count"] == 2
     assert header.values["tokenizer.ggml.add_bos_token"] is False
     assert header.needed == good.stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("empty", "is empty"),
-        ("three bytes", "is not a GGUF file"),
-        ("wrong magic", "is not a GGUF file (it begins with b'GGML')"),
-        ("zeros", "is not a GGUF file"),
-        ("random bytes", "is not a GGUF file"),
-        ("web page", "is a web page"),
-        ("LFS pointer", "Git LFS pointer"),
-        ("version 1", "GGUF version 1"),
-        ("version 99", "GGUF version 99"),
-        ("big endian", "big-endian"),
-        ("cut in the header", "cut off"),
-        ("cut in the keys", "cut off"),
-        ("cut in the tensor list", "cut off"),
-        ("cut in the middle", "shorter than its tensors say"),
-        ("last 32 bytes missing", "shorter than its tensors say"),
-        ("2^63 tensors", "claims 9223372036854775808 tensors"),
-        ("2^31 tensors", "claims 2147483648 tensors"),
-        ("2^40 keys", "1099511627776 keys"),
-        ("no keys", "is broken"),
-        ("key of 2^62 bytes", "cut off or broken in its header"),
-        ("key of 4 GiB", "cut off or broken in its header"),
-        ("array of 2^60", "cut off or broken in its header"),
-        ("array of 2^33", "cut off or broken in its header"),
-        ("100 dimensions", "100 dimensions"),
-        ("dimension -1", "negative size"),
-        ("tensor offset 2^62", "shorter than its tensors say"),
-        ("unknown key type", "unknown type 77"),
-    ],
-)
-def test_what_is_wrong_is_named(good, tmp_path, name, words):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(broken_files(good)[name])
-    assert words in refusal(path)
 
 
 def test_every_cut_of_a_file_is_refused(good, tmp_path):
@@ -138,6 +100,31 @@ def test_a_shard_that_is_cut_off_is_named(good, tmp_path):
     message = refusal(tmp_path / "m-00001-of-00002.gguf")
     assert str(second) in message
     assert "shorter" in message
+
+
+@pytest.mark.parametrize(("number", "count"), [(2, 3), (0, 3), (1, 2)])
+def test_a_shard_that_is_another_one_than_its_name_says_is_refused(good, tmp_path, number, count):
+    for place in range(3):
+        write_shard(tmp_path / f"m-0000{place + 1}-of-00003.gguf", good, place, 3)
+    wrong = tmp_path / "m-00002-of-00003.gguf"
+    write_shard(wrong, good, number, count)
+    assert f"{wrong} is named like shard 2 of 3, and its header says otherwise" in refusal(
+        tmp_path / "m-00001-of-00003.gguf"
+    )
+
+
+def test_a_whole_model_among_shards_is_refused(good, tmp_path):
+    write_shard(tmp_path / "m-00001-of-00002.gguf", good, 0, 2)
+    (tmp_path / "m-00002-of-00002.gguf").write_bytes(good.read_bytes())
+    assert "named like shard 2 of 2" in refusal(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_the_tensors_of_all_shards_are_the_models(good, tmp_path):
+    for place in range(2):
+        write_shard(tmp_path / f"m-0000{place + 1}-of-00002.gguf", good, place, 2)
+    other = tiny_random(tmp_path / "other.gguf", layers=3)
+    write_shard(tmp_path / "m-00002-of-00002.gguf", other, 1, 2)
+    assert "blk.2.ffn_up.weight" in check_file(tmp_path / "m-00001-of-00002.gguf").tensors
 
 
 def test_another_shard_than_the_first_is_refused(good, tmp_path):

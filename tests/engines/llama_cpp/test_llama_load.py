@@ -12,7 +12,7 @@ import pytest
 from slimproc.engines.backend import create
 from slimproc.engines.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
-from tests.models import CHATML, aborts_in_first_step, aborts_in_load, broken_files, with_nan_weights
+from tests.models import CHATML
 
 ROOT = str(Path(__file__).parents[3])
 
@@ -69,42 +69,6 @@ def test_no_path_and_an_absent_file_are_refused(settings, tmp_path):
     assert "absent.gguf" in refusal(settings(tmp_path / "absent.gguf")).message
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("no tensors", "token_embd.weight"),
-        ("one tensor too many", "is broken"),
-        ("tensor type 999", "invalid ggml type 999"),
-        ("tensor type Q4_0", "has offset"),
-        ("dimension 0", "has offset"),
-        ("two tensors of one name", "duplicate tensor name"),
-        ("3 layers, 2 present", "blk.2.attn_norm.weight"),
-        ("0 heads", "wrong shape"),
-        ("3 heads", "wrong shape"),
-        ("0 KV heads", "wrong shape"),
-        ("8 KV heads", "wrong shape"),
-        ("0 wide", "wrong shape"),
-        ("63 wide", "wrong shape"),
-        ("0 rope dimensions", "invalid n_rot"),
-        ("unknown architecture", "unknown model architecture: 'lxama'"),
-        ("unknown tokenizer", "unknown tokenizer: 'xpt2'"),
-        ("unknown pre-tokenizer", "unknown pre-tokenizer type: 'xpt-2'"),
-        ("no merges", "cannot find tokenizer merges"),
-        ("no vocabulary", "cannot find tokenizer vocab"),
-    ],
-)
-def test_what_llama_cpp_refuses_comes_with_its_reason(settings, models, tmp_path, capfd, name, words):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(broken_files(models / "tiny.gguf")[name])
-    failure = refusal(settings(path))
-    assert failure.permanent
-    assert str(path) in failure.message
-    assert words in failure.message
-    assert "\n" not in failure.message
-    if "is broken" not in failure.message:
-        assert words.split()[-1].strip("'") in capfd.readouterr().err, "and it stands in the log"
-
-
 def test_a_model_that_is_no_text_generator_is_refused(settings, models, tmp_path):
     path = tmp_path / "model.gguf"
     good = (models / "tiny.gguf").read_bytes()
@@ -121,25 +85,9 @@ def test_a_model_that_is_no_text_generator_is_refused(settings, models, tmp_path
     assert "does not generate text" in refusal(settings(path)).message
 
 
-def test_an_assertion_of_llama_cpps_costs_the_process_and_leaves_its_text_on_stderr(models, tmp_path):
-    good = models / "tiny.gguf"
-    loading = in_child(aborts_in_load(tmp_path / "a.gguf", good))
-    assert (loading.returncode, loading.stdout) == (-6, "")
-    assert "GGML_ASSERT" in loading.stderr
-    stepping = in_child(aborts_in_first_step(tmp_path / "b.gguf", good))
-    assert (stepping.returncode, stepping.stdout) == (-6, "loaded\n")
-    assert "GGML_ASSERT" in stepping.stderr
-
-
 def test_a_whole_life_of_the_process_ends_without_a_crash_though_nobody_closed_the_model(models):
     child = in_child(models / "tiny.gguf")
     assert (child.returncode, child.stdout, child.stderr) == (0, "loaded\ngenerated None\n", "")
-
-
-def test_a_model_of_nan_fails_its_sequences_and_lives(open_engine, models, tmp_path):
-    engine = open_engine(with_nan_weights(tmp_path / "nan.gguf", models / "tiny.gguf"))
-    for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}):
-        assert "NaN" in engine.complete("hello", 4, **options).failure
 
 
 def test_the_model_says_what_it_is(open_engine):

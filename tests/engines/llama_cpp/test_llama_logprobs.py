@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from slimproc.engines.llama_cpp.prompt_scores import SCORED_ROWS
+from slimproc.engines.prompt_scores import SCORED_ROWS
 from slimproc.engines.scores import FLOOR
-from tests.models import HELLO, with_nan_weights
+from tests.broken_models import with_nan_weights
+from tests.models import HELLO
 
 
 def test_a_prompt_is_scored_in_chunks_that_bound_the_rows_of_logits(open_engine, monkeypatch):

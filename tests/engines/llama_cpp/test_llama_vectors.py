@@ -185,3 +185,8 @@ def test_a_query_and_a_document_stand_between_berts_marks_and_cannot_write_them(
 def test_a_setting_for_vectors_is_refused_by_a_model_that_ranks(open_engine, tmp_path):
     with pytest.raises(LoadFailed, match="ranks documents"):
         open_engine(tiny_bert(tmp_path / "rank.gguf", pooling=POOL.RANK), pooling="mean")
+
+
+def test_a_model_that_makes_vectors_guesses_nothing_and_says_so(open_engine, minilm, capfd):
+    assert open_engine(minilm, speculation=4).info.details["speculation"] == 0
+    assert "speculation is of no use to this model" in capfd.readouterr().err

@@ -141,3 +141,34 @@ def test_what_is_refused_leaves_no_trace(open_mlx, random_model):
     assert list(engine.backend._active) == [running.sequence.rid]
     engine.finish()
     assert running.usage.completion_tokens == 20
+
+
+def test_a_prompt_whose_scoring_fails_costs_its_own_sequence_only(open_mlx, random_model, monkeypatch):
+    alone = open_mlx(random_model).complete(PROMPTS[0], 20).text
+    engine = open_mlx(random_model)
+    running = engine.submit(PROMPTS[0], 20)
+    engine.until_generating(running)
+    with monkeypatch.context() as patched:
+        patched.setattr("slimproc.engines.mlx.backend.PromptReader.read", lambda _reader: 1 / 0)
+        unlucky = engine.submit(PROMPTS[2], 4, logprobs=1, echo=True)
+        behind = engine.submit(PROMPTS[2], 4, logprobs=1, echo=True)
+        engine.step()
+    assert "ZeroDivisionError" in unlucky.failure
+    engine.finish()
+    assert running.text == alone
+    assert behind.failure is None
+    assert len(behind.logprobs) == behind.usage.prompt_tokens + 4
+
+
+def test_a_broken_step_leaves_prompts_that_are_being_scored(open_mlx, random_model, monkeypatch):
+    engine = open_mlx(random_model, context=512)
+    running = engine.submit(PROMPTS[0], 20)
+    engine.until_generating(running)
+    scored = engine.submit(PROMPTS[2] * 3, 4, logprobs=1, echo=True)
+    monkeypatch.setattr(engine.backend._generator, "next", lambda: 1 / 0)
+    engine.step()
+    assert running.failure
+    assert scored.failure is None
+    engine.finish()
+    assert scored.failure is None
+    assert len(scored.logprobs) == scored.usage.prompt_tokens + 4

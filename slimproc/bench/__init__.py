@@ -1,0 +1,1 @@
+"""The load generator behind ``slimproc bench``: it talks HTTP to any OpenAI-compatible server and knows nothing of ours."""

@@ -1,0 +1,116 @@
+"""Catalog: what each configured model will need and where it may be, from the file, from what was measured, or guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from slimproc import logs
+from slimproc.config import Config, ModelConfig
+from slimproc.errors import ConfigError
+from slimproc.residency.devices import Usable, gpu_offload_possible, resolve_device, usable_devices
+from slimproc.residency.estimate import estimate
+from slimproc.residency.probes.lines import ABSENT
+from slimproc.residency.profiles import ProfileStore, profile_key
+from slimproc.residency.unit import Unit
+from slimproc.residency.views import HOST, Claim, Sample
+
+log = logs.get("slimproc.residency")
+
+_GPU: Final = "gpu"
+_STAND_IN: Final = "SLIMPROC_FAKE_NVML"
+"""Where the fake backend takes its bytes from a stand-in NVML, its models are GPU models."""
+
+
+class Catalog:
+    """Knows no replicas and no holds. ``environ`` is the server's own environment."""
+
+    def __init__(self, config: Config, environ: Mapping[str, str], store: ProfileStore) -> None:
+        self._config = config
+        self._environ = environ
+        self._store = store
+        self._offload: bool | None = None
+        self._known: tuple[frozenset[str], str | None] | None = None
+        self._usable = Usable(())
+
+    # --- needs --------------------------------------------------------------------------------------------------------
+
+    def wants_gpu(self, model: ModelConfig) -> bool:
+        """It goes on a GPU where there is one."""
+        if model.device is not None:
+            return model.device != HOST
+        if model.upstream is not None:
+            return model.memory is not None
+        if model.backend == "fake":
+            return model.fake.bytes > 0 and _STAND_IN in self._environ
+        if model.backend == "mlx" or model.gpu_layers == 0:
+            return False
+        if self._offload is None:
+            self._offload = gpu_offload_possible(self._environ)
+        return self._offload
+
+    def claim(self, model: ModelConfig) -> Claim:
+        """What the file says, else what was measured, else an estimate."""
+        kind = self._kind(model)
+        guess = Claim(0, 0) if model.backend is None else estimate(model, kind, self._environ)
+        if model.memory is not None:
+            given = model.memory
+            # What a mapped file takes is in nobody's peaks: it counts once for all who map it.
+            return Claim(
+                given.load_peak, given.inference_peak, given.residual, guess.file, guess.file_bytes, source="configured"
+            )
+        key = profile_key(model, kind, self._environ)
+        seen = self._store.get(key) if key is not None else None
+        if seen is None:
+            return guess
+        return Claim(*seen, file=guess.file, file_bytes=guess.file_bytes, source="measured")
+
+    def keep(self, unit: Unit, seen: Claim) -> None:
+        """Remember what an unmeasured model was seen to need."""
+        model = unit.config
+        key = profile_key(model, self._kind(model), self._environ) if model.memory is None else None
+        if key is not None:
+            self._store.put(key, model.name, seen)
+
+    def _kind(self, model: ModelConfig) -> str:
+        return _GPU if self.wants_gpu(model) and self._known != (frozenset({HOST}), ABSENT) else HOST
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
+    def look(self, sample: Sample, driver: str | None) -> None:
+        """Learn which devices there are. Raises ConfigError for one that is configured and is not there, the first time;
+        a device that goes away later has a fault in the sample, and a driver that stops to answer takes none away.
+        """
+        known = frozenset(sample.devices), driver
+        if known == self._known:
+            return
+        try:
+            usable = usable_devices(sample, self._config.memory.devices, self._environ, driver=driver)
+            for model in self._config.models.values():
+                if model.device is not None and driver in ("", ABSENT):
+                    resolve_device(model.device, usable.devices, param=f"models.{model.name}.device")
+        except ConfigError as error:
+            if self._known is None or self._known[1] is None:
+                raise
+            log.warning("the devices have changed", reason=error.message)
+            return
+        for warning in usable.warnings:
+            log.warning(warning)
+        self._known, self._usable = known, usable
+
+    def place(self, unit: Unit) -> tuple[str, ...]:
+        """Where a unit may be, best first: the device it names; else the GPUs, if it can use one; else the host. Without
+        any GPU in the machine the host is meant; with one that does not answer it is not, for that would be too slow to
+        be what anybody wanted.
+        """
+        model, usable = unit.config, self._usable.devices
+        if model.device is not None:
+            try:
+                return (resolve_device(model.device, usable),)
+            except ConfigError:
+                return ()
+        gpus = tuple(device for device in usable if device != HOST)
+        no_gpu = self._known is not None and self._known[1] == ABSENT
+        if self.wants_gpu(model) and (gpus or not no_gpu):
+            return gpus
+        return (HOST,) if HOST in usable else ()

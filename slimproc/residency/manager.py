@@ -1,0 +1,388 @@
+"""ResidencyManager: the effects of ``plan.py``. It holds memory and no requests.
+
+After everything that may matter (a sample, a replica's change, a queue's, an instant that was waited for) it looks at
+the whole world and plans anew, so that no decision depends on what was decided before. All of it happens in the loop's
+thread without an await; what takes time is the replicas' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from slimproc import logs
+from slimproc.errors import (
+    DrainTimeout,
+    InsufficientMemory,
+    LifecyclePending,
+    NotReady,
+    SlimprocError,
+    UnloadFailed,
+)
+from slimproc.replicas.replica import Replica
+from slimproc.replicas.states import ReplicaState
+from slimproc.residency.ledger import Ledger
+from slimproc.residency.patience import Patience
+from slimproc.residency.plan import explain, plan
+from slimproc.residency.unit import Unit
+from slimproc.residency.views import (
+    Abandon,
+    Action,
+    Claim,
+    Demand,
+    Evict,
+    Expire,
+    Explanation,
+    Load,
+    Phase,
+    Refuse,
+    Sample,
+    UnitView,
+    World,
+)
+from slimproc.residency.wishes import Wishes
+
+log = logs.get("slimproc.residency")
+
+_KEEP_EVERY: Final = 30.0
+"""Seconds between two looks at what a model that stays in memory was seen to need."""
+_RESTART_PATIENCE: Final = 5.0
+"""Seconds that a replica in back-off waits for room of its own."""
+
+FailWaiting = Callable[[str, SlimprocError, "float | None"], None]
+"""Fails those who wait for a model; with an instant, only those that came before it."""
+
+
+class ResidencyManager:
+    """One a server. ``run`` is its one task; everything else is called in the same thread and returns at once."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        ledger: Ledger,
+        *,
+        demands: Callable[[], Iterable[Demand]],
+        fail_waiting: FailWaiting,
+        watch: Callable[[Sequence[int]], None],
+        place: Callable[[Unit], tuple[str, ...]],
+        keep: Callable[[Unit, Claim], None],
+        on_eviction: Callable[[str], None],
+        refresh: Callable[[str], None],
+        strict: bool,
+        drain_timeout: float,
+        max_sample_age: float,
+    ) -> None:
+        """``watch`` tells the sampler whose processes are ours; ``place`` says where a unit may be; ``keep`` keeps what
+        a model was seen to need; ``on_eviction`` counts; ``refresh`` has a device sampled at once, where that is cheap.
+        """
+        self._units = {unit.name: unit for unit in units}
+        self._ledger = ledger
+        self._demands = demands
+        self._fail_waiting = fail_waiting
+        self._watch = watch
+        self._place = place
+        self._keep = keep
+        self._on_eviction = on_eviction
+        self._sample_now = refresh
+        self._strict = strict
+        self._drain_timeout = drain_timeout
+        self._wishes = Wishes()
+        self._patience = Patience(max_sample_age)
+        self._demanded: set[str] = set()
+        self._leaders: dict[str, int | None] = {}
+        self._learnt_at: dict[str, float] = {}
+        self._denied_since: dict[str, float] = {}
+        self._attentive = True
+        """Somebody waits for something, so that every sample is a reason to plan."""
+        self._closed = False
+        self._woken = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ResidencyManager {len(self._units)} units, {self._ledger!r}>"
+
+    # --- news ---------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something may have changed: plan again, in a turn of its own."""
+        self._attentive = True
+        self._woken.set()
+
+    def on_sample(self, sample: Sample) -> None:
+        self._ledger.observe(sample)
+        for unit in self._units.values():
+            devices = self._place(unit)
+            if devices != unit.devices:
+                unit.devices = devices
+                self._attentive = True
+        if self._attentive:
+            self._woken.set()
+
+    def on_replica_change(self, replica: Replica) -> None:
+        """A replica's state changed, one of its slots became free, or its server was heard of."""
+        unit = self._units.get(replica.name)
+        if unit is None:
+            return
+        before, unit.state = unit.state, replica.state
+        if before is not replica.state:
+            self._on_state(unit, before, time.monotonic())
+            self.wake()
+        elif self._attentive or unit.config.ttl is not None or replica.sighting is not None:
+            self.wake()
+
+    def _on_state(self, unit: Unit, before: ReplicaState, now: float) -> None:
+        unit.asked = ""
+        match unit.state:
+            case ReplicaState.STARTING:
+                unit.forgiven = False
+            case ReplicaState.READY if before is ReplicaState.DRAINING:
+                self._drain_given_up(unit)
+            case ReplicaState.READY:
+                self._ledger.resident(unit.name, now)
+            case ReplicaState.BACKOFF:
+                self._ledger.lost(unit.name, now)
+                self._refresh(unit)
+            case ReplicaState.STOPPED | ReplicaState.FAILED:
+                unit.drained_for, unit.expired = None, False
+                self._release(unit, now)
+
+    def _release(self, unit: Unit, now: float) -> None:
+        if unit.device is not None and not unit.replica.remains:  # else somebody else's process keeps its hold
+            self._learn(unit, now)
+            self._ledger.end(unit.name, now)
+            self._refresh(unit)
+            unit.device = None
+
+    def _refresh(self, unit: Unit) -> None:
+        if unit.device is not None:
+            self._sample_now(unit.device)
+
+    def _drain_given_up(self, unit: Unit) -> None:
+        """DRAINING went back to READY: we abandoned it, or its limit passed, and then who waited for it is told."""
+        waiting, unit.drained_for, unit.expired = unit.drained_for, None, False
+        if waiting is not None and unit.replica.drain_timed_out:
+            log.warning("an eviction is given up: its victim stays busy", replica=unit.name, waiting=waiting)
+            error = DrainTimeout(f"{unit.model} was to make room for {waiting} and stayed busy too long")
+            self._fail_waiting(waiting, error, unit.drain_began)
+
+    def on_unload_failed(self, replica: Replica) -> None:
+        """A server that is not ours would not let go of its model. It keeps its hold, and is asked on."""
+        unit = self._units.get(replica.name)
+        if unit is not None and unit.drained_for is not None:
+            error = UnloadFailed(f"{unit.model} could not be unloaded: {replica.unload_failed}")
+            self._fail_waiting(unit.drained_for, error, None)
+        self.wake()
+
+    def may_start(self, replica: Replica) -> bool:
+        """May a replica that backed off start again? Its hold was kept; it must be enough for another load.
+
+        One that may not for a while is stopped: then its model is absent, and who wants it has others make room for it.
+        """
+        now = time.monotonic()
+        if self._closed or self._ledger.reload(replica.name, now):
+            self._denied_since.pop(replica.name, None)
+            return not self._closed
+        if now - self._denied_since.setdefault(replica.name, now) > _RESTART_PATIENCE:
+            log.warning("there is no room for a restart", replica=replica.name, device=replica.device)
+            del self._denied_since[replica.name]
+            replica.ask_stop(0.0)
+        return False
+
+    # --- wishes -------------------------------------------------------------------------------------------------------
+
+    def preload(self, models: Iterable[str]) -> None:
+        """Load these at the start, in this order, as far as they fit without evicting anybody."""
+        self._wishes.preload(models)
+        self.wake()
+
+    def load(self, model: str) -> None:
+        """An operator wants it: as if a request had come, and earlier failures do not count."""
+        for unit in self._of(model):
+            unit.forgiven = True
+            unit.replica.forgive()
+        self._wishes.load(model, time.monotonic())
+        self.wake()
+
+    def unload(self, model: str) -> None:
+        """An operator wants it out: it drains, and what is not done within ``drain_timeout`` is ended."""
+        self._wishes.drop(model)
+        for unit in self._of(model):
+            unit.drained_for, unit.expired = None, False
+            unit.asked = "stop"
+            unit.replica.ask_stop(self._drain_timeout)
+
+    def wanted(self, model: str) -> bool:
+        """It is to be loaded for the start or an operator, and has not been yet."""
+        return model in self._wishes
+
+    def close(self) -> None:
+        """Load and unload nothing more: the server shuts down, and stops the replicas itself."""
+        self._closed = True
+        for unit in self._units.values():
+            self._learn(unit, time.monotonic())
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def _of(self, model: str) -> list[Unit]:
+        return [unit for unit in self._units.values() if unit.model == model]
+
+    def units(self, model: str) -> list[UnitView]:
+        """The units of a model as planning sees them; none for a model that costs no memory of ours to know about."""
+        return [self._view(unit) for unit in self._of(model)]
+
+    def explain(self, model: str) -> Explanation:
+        """What would happen, or does, if somebody asked for ``model`` now."""
+        return explain(self._world(time.monotonic(), self._all_demands()), model)
+
+    def _world(self, now: float, demands: Sequence[Demand]) -> World:
+        return World(
+            now=now,
+            devices=self._ledger.views(now),
+            units=[self._view(unit) for unit in self._units.values()],
+            demands=demands,
+            strict=self._strict,
+        )
+
+    def _view(self, unit: Unit) -> UnitView:
+        return unit.view(self._ledger.held(unit.name), self._ledger.attributed(unit.name))
+
+    def _all_demands(self) -> list[Demand]:
+        return self._wishes.beside(list(self._demands()))
+
+    # --- the task -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Plan and act until closed or cancelled."""
+        while not self._closed:
+            self._woken.clear()
+            wake_at = self._step(time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wake_at is None else max(0.0, wake_at - time.monotonic())):
+                    await self._woken.wait()
+
+    def _step(self, now: float) -> float | None:
+        """One look and what follows from it. Returns the instant of the next one, should nothing happen before."""
+        self._attach()
+        self._adopt(now)
+        self._learn_all(now)
+        demands = self._all_demands()
+        self._renew_claims(demands)
+        world = self._world(now, demands)
+        decided = plan(world)
+        for action in decided.actions:
+            self._act(action, now)
+        self._wishes.settle(decided, world)
+        over, patience_ends = self._patience.look(decided, world)
+        for demand in over:
+            reason = f"there is no fresh sample of the memory that {demand.model} needs"
+            self._fail_waiting(demand.model, NotReady(reason, retry_after=5.0), None)
+        draining = any(unit.drained_for is not None for unit in self._units.values())
+        waited_for = any(explanation.verdict != "resident" for explanation in decided.explanations.values())
+        self._attentive = draining or waited_for
+        return min((at for at in (decided.wake_at, patience_ends) if at is not None), default=None)
+
+    def _attach(self) -> None:
+        """Tell ledger and sampler whose processes the holds are for."""
+        leaders = {unit.name: unit.replica.pid for unit in self._units.values() if unit.device is not None}
+        if leaders == self._leaders:
+            return
+        for name, leader in leaders.items():
+            self._ledger.attach(name, leader)
+        self._leaders = leaders
+        self._watch([leader for leader in leaders.values() if leader is not None])
+
+    def _adopt(self, now: float) -> None:
+        """A server that has its model in memory already is held and served as it is: nothing is loaded twice. One
+        that has let go by itself holds nothing any more.
+        """
+        for unit in self._units.values():
+            if unit.phase is Phase.UNKNOWN and unit.replica.resident_already and unit.devices:
+                self._start(unit, unit.device or unit.devices[0], unit.claim.peak, now)
+            elif unit.phase in (Phase.ABSENT, Phase.FAILED):
+                self._release(unit, now)
+
+    def _learn_all(self, now: float) -> None:
+        for unit in self._units.values():
+            if unit.state is ReplicaState.READY and now - self._learnt_at.setdefault(unit.name, now) >= _KEEP_EVERY:
+                self._learn(unit, now)
+
+    def _learn(self, unit: Unit, now: float) -> None:
+        self._learnt_at[unit.name] = now
+        seen = self._ledger.seen(unit.name)
+        if seen is not None:
+            self._keep(unit, seen)
+
+    def _renew_claims(self, demands: Sequence[Demand]) -> None:
+        """Of models that somebody has begun to want: their files may have come or changed, or were measured."""
+        models = {demand.model for demand in demands}
+        for unit in self._units.values():
+            if unit.model in models - self._demanded and unit.device is None:
+                unit.renew_claim()
+        self._demanded = models
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case Load(unit=name, device=device, hold=hold):
+                self._start(self._units[name], device, hold, now)
+            case Evict(unit=name, by=model):
+                self._evict(self._units[name], model, now)
+            case Expire(unit=name):
+                unit = self._units[name]
+                log.info("a model was idle for its ttl", replica=name, ttl=unit.config.ttl)
+                unit.asked = "stop"
+                unit.expired = True
+                unit.replica.ask_stop(self._drain_timeout, abandon=True)
+            case Abandon(unit=name):
+                unit = self._units[name]
+                unit.asked = "abandon"
+                unit.replica.abandon_drain()
+            case Refuse():
+                self._refuse(action)
+
+    def _start(self, unit: Unit, device: str, hold: int, now: float) -> None:
+        if unit.device is None:
+            self._ledger.hold(unit.name, device, unit.claim, now, hold)
+        unit.device = device
+        unit.asked = "start"
+        log.info("a model is to be loaded", replica=unit.name, device=device, hold=hold)
+        unit.replica.ask_start(device=device)
+
+    def _evict(self, unit: Unit, model: str, now: float) -> None:
+        log.info("a model makes room", replica=unit.name, waiting=model, device=unit.device)
+        self._on_eviction(unit.model)
+        unit.drained_for, unit.expired = model, False
+        unit.drain_began = now
+        unit.asked = "stop"
+        unit.replica.ask_stop(self._drain_timeout, abandon=True)
+
+    def _refuse(self, refusal: Refuse) -> None:
+        explanation = refusal.explanation
+        log.warning("a model is refused", model=refusal.model, code=refusal.code, reason=explanation.reason)
+        self._wishes.drop(refusal.model)
+        error: SlimprocError
+        match refusal.code:
+            case "insufficient_memory":
+                error = InsufficientMemory(explanation.reason, plan=describe(explanation))
+            case "lifecycle_pending":
+                error = LifecyclePending(explanation.reason, retry_after=5.0)
+            case "not_ready":
+                error = NotReady(explanation.reason, retry_after=5.0)
+        self._fail_waiting(refusal.model, error, None)
+
+
+def describe(explanation: Explanation) -> dict[str, object]:
+    """As JSON has it, in a 503's body and on the admin socket. Bytes."""
+    return {
+        "model": explanation.model,
+        "verdict": explanation.verdict,
+        "reason": explanation.reason,
+        "device": explanation.device,
+        "needed": explanation.needed,
+        "available": explanation.available,
+        "total": explanation.total,
+        "victims": list(explanation.victims),
+    }

@@ -1,0 +1,182 @@
+"""ResidencyService: everything that decides what is in memory, put together: sampler, ledger, catalog and manager."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from slimproc.config import Config, ModelConfig
+from slimproc.errors import ConfigError
+from slimproc.replicas.replica import Replica
+from slimproc.residency.catalog import Catalog
+from slimproc.residency.ledger import Ledger
+from slimproc.residency.manager import FailWaiting, ResidencyManager
+from slimproc.residency.profiles import ProfileStore
+from slimproc.residency.sampler import Sampler
+from slimproc.residency.unit import Unit
+from slimproc.residency.views import HOST, Claim, Demand, DeviceReport, Explanation, Sample
+
+_PROBE_DELAY: Final = 1.0
+"""Seconds after the start, where no GPU is wanted: the first sample is the front's own, and the loads come first."""
+
+
+class ResidencyService:
+    """``manager`` has the news and the wishes; ``run`` is the one task."""
+
+    def __init__(
+        self,
+        config: Config,
+        replicas: Iterable[Replica],
+        environ: Mapping[str, str],
+        probe_environ: Mapping[str, str],
+        *,
+        demands: Callable[[], Iterable[Demand]],
+        fail_waiting: FailWaiting,
+        on_eviction: Callable[[str], None],
+    ) -> None:
+        """``probe_environ`` is the probe's whole environment; slimproc has to be found with it."""
+        policy = config.memory
+        self._config = config
+        self._catalog = Catalog(config, environ, ProfileStore(config.state_dir))
+        self._ledger = Ledger(policy.margin, policy.max_sample_age)
+        self._sampler = Sampler(self._on_sample, environ=probe_environ, host_limit=policy.host_limit)
+        self._latest: Sample | None = None
+        self._units: list[Unit] = []
+        self._unmanaged: list[Replica] = []
+        """Servers without a lifecycle: they are there, or they are not."""
+        for replica in replicas:
+            model = config.models[replica.model]
+            if model.managed:
+                self._units.append(Unit(replica, model, self._claim_of(model)))
+            else:
+                self._unmanaged.append(replica)
+        self.manager = ResidencyManager(
+            self._units,
+            self._ledger,
+            demands=demands,
+            fail_waiting=fail_waiting,
+            watch=self._sampler.watch,
+            place=self._catalog.place,
+            keep=self._catalog.keep,
+            on_eviction=on_eviction,
+            refresh=self._refresh,
+            strict=config.order == "strict",
+            drain_timeout=config.drain_timeout,
+            max_sample_age=policy.max_sample_age,
+        )
+        for unit in self._units:
+            unit.replica.may_start = self.manager.may_start
+            unit.replica.on_unload_failed = self.manager.on_unload_failed
+
+    def _claim_of(self, model: ModelConfig) -> Callable[[], Claim]:
+        return lambda: self._catalog.claim(model)
+
+    def _on_sample(self, sample: Sample) -> None:
+        self._latest = sample
+        self._catalog.look(sample, self._sampler.driver)
+        self.manager.on_sample(sample)
+        if self._sampler.driver is not None:
+            self._check_peaks()
+
+    def _refresh(self, device: str) -> None:
+        """The host's memory is back when a process is gone, and can be read without a probe: nobody waits for the next."""
+        latest = self._sampler.latest
+        if device == HOST and (latest is None or latest.devices.keys() == {HOST}):
+            self.manager.on_sample(self._sampler.sample_now())
+
+    def _check_peaks(self) -> None:
+        """Raise ConfigError for a configured peak that no device could ever hold."""
+        devices = self._ledger.views(time.monotonic())
+        for unit in self._units:
+            claim = unit.claim
+            rooms = [devices[device].total - devices[device].margin for device in unit.devices if device in devices]
+            if unit.config.memory is not None and rooms and claim.peak > max(rooms):
+                key = "load_peak" if claim.load_peak > max(rooms) else "inference_peak"
+                raise ConfigError(
+                    f"models.{unit.model}.memory.{key}: {claim.peak} bytes are more than {', '.join(unit.devices)} "
+                    f"can have ({max(rooms)} without the margin)",
+                    param=f"models.{unit.model}.memory.{key}",
+                )
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def devices(self) -> list[DeviceReport]:
+        """Every device of the latest sample."""
+        sample = self._latest
+        if sample is None:
+            return []
+        found = []
+        for device, view in self._ledger.views(time.monotonic()).items():
+            name = sample.devices[device].name if device in sample.devices else device
+            found.append(
+                DeviceReport(
+                    id=device,
+                    kind=view.kind,
+                    name=name,
+                    total=view.total,
+                    free=view.free,
+                    taken=sample.taken,
+                    fresh=view.fresh,
+                    available=view.available,
+                    held=view.held,
+                    fault=view.fault,
+                )
+            )
+        return found
+
+    def held(self, model: str) -> int:
+        """Bytes that are kept for a model: its files are counted though others share them."""
+        return sum(unit.hold + unit.claim.file_bytes for unit in self.manager.units(model) if unit.device is not None)
+
+    def preloading(self, model: str) -> bool:
+        """It is to be in memory, for the start or for an operator, and has not been yet."""
+        return self.manager.wanted(model)
+
+    def explain(self, model: str) -> Explanation:
+        """What would happen, or does, if somebody asked for ``model`` now."""
+        if not self.manager.units(model):
+            return Explanation(model, "resident", f"{model} is a server that nobody loads or unloads")
+        return self.manager.explain(model)
+
+    def load(self, model: str) -> None:
+        """An operator wants it in memory."""
+        self.manager.load(model)
+
+    def unload(self, model: str) -> None:
+        """An operator wants it out."""
+        self.manager.unload(model)
+
+    def statistics(self) -> dict[tuple[str, str], float]:
+        """Bytes by device and kind, for the gauge."""
+        by_device = self._ledger.statistics(time.monotonic())
+        return {(device, kind): value for device, kinds in by_device.items() for kind, value in kinds.items()}
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin what is to be in memory from the start. Where no GPU is wanted, the loads begin at once."""
+        for replica in self._unmanaged:
+            replica.ask_start()
+        preload = self._config.preload
+        if preload is None:
+            preload = tuple(name for name, model in self._config.models.items() if model.backend is not None)
+        self.manager.preload(preload)
+        if not self._wants_gpu:
+            self._on_sample(self._sampler.sample_now())
+
+    async def run(self) -> None:
+        """Sample, plan and act until cancelled. Raises ConfigError (in a group) when the devices are not those configured."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.manager.run(), name="residency")
+            group.create_task(self._sample(), name="sampler")
+
+    async def _sample(self) -> None:
+        if not self._wants_gpu:
+            await asyncio.sleep(_PROBE_DELAY)
+        await self._sampler.run()
+
+    @property
+    def _wants_gpu(self) -> bool:
+        return any(self._catalog.wants_gpu(unit.config) for unit in self._units)

@@ -1,0 +1,106 @@
+"""Unit: one replica with what residency remembers of it, and how it looks to planning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from slimproc.config import ModelConfig
+from slimproc.replicas.replica import Replica
+from slimproc.replicas.states import ReplicaState
+from slimproc.residency.views import Claim, Phase, UnitView
+
+RETRY_AFTER: Final = 60.0
+"""Seconds after which a replica that was given up may be tried again."""
+
+_PHASES: Final = {
+    ReplicaState.STOPPED: Phase.ABSENT,
+    ReplicaState.STARTING: Phase.LOADING,
+    ReplicaState.READY: Phase.RESIDENT,
+    ReplicaState.DRAINING: Phase.DRAINING,
+    ReplicaState.STOPPING: Phase.LEAVING,
+    ReplicaState.KILLING: Phase.LOADING,
+    ReplicaState.BACKOFF: Phase.LOADING,
+    ReplicaState.FAILED: Phase.FAILED,
+}
+_ASKED: Final = {
+    "start": (Phase.ABSENT, Phase.FAILED, Phase.UNKNOWN),
+    "stop": (Phase.RESIDENT, Phase.LOADING),
+    "abandon": (Phase.DRAINING,),
+}
+_THEN: Final = {"start": Phase.LOADING, "stop": Phase.DRAINING, "abandon": Phase.RESIDENT}
+
+
+class Unit:
+    """``asked``: what its owner has been asked and has not done yet, so that nobody asks twice."""
+
+    def __init__(self, replica: Replica, config: ModelConfig, make_claim: Callable[[], Claim]) -> None:
+        self.replica = replica
+        self.config = config
+        self.claim = make_claim()
+        self.devices: tuple[str, ...] = ()
+        """Where it may be, best first; empty until it is known what there is."""
+        self.device: str | None = None
+        self.asked = ""
+        self.drained_for: str | None = None
+        self.drain_began = 0.0
+        self.expired = False
+        self.state = replica.state
+        """As it was when residency last heard of it."""
+        self.forgiven = False
+        """An operator wants it tried again, however short a time ago it was given up."""
+        self._make_claim = make_claim
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.name} {self.phase.value} on {self.device}>"
+
+    @property
+    def name(self) -> str:
+        return self.replica.name
+
+    @property
+    def model(self) -> str:
+        return self.config.name
+
+    def renew_claim(self) -> None:
+        """Ask again what it will need: its file may have come or changed, or it was measured meanwhile."""
+        self.claim = self._make_claim()
+
+    @property
+    def phase(self) -> Phase:
+        phase = _PHASES[self.replica.state]
+        if phase in (Phase.ABSENT, Phase.FAILED) and self.replica.remains:
+            phase = Phase.UNKNOWN
+        elif phase is Phase.FAILED and (self.forgiven or self._may_retry()):
+            phase = Phase.ABSENT
+        if self.asked and phase in _ASKED[self.asked]:
+            return _THEN[self.asked]
+        return phase
+
+    def _may_retry(self) -> bool:
+        return time.monotonic() - self.replica.changed_at >= RETRY_AFTER
+
+    def view(self, hold: int, attributed: int) -> UnitView:
+        replica, config = self.replica, self.config
+        phase = self.phase
+        return UnitView(
+            name=self.name,
+            model=self.model,
+            phase=phase,
+            claim=self.claim,
+            devices=self.devices,
+            device=self.device,
+            hold=hold,
+            attributed=attributed,
+            busy=replica.occupied,
+            pinned=config.pin,
+            resident_since=replica.resident_since,
+            idle_since=replica.idle_since,
+            min_resident=config.min_resident,
+            ttl=config.ttl,
+            drained_for=self.drained_for,
+            expired=self.expired,
+            retired=replica.state is ReplicaState.BACKOFF,
+            note=replica.unload_failed if phase is Phase.LEAVING else replica.reason,
+        )

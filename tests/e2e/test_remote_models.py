@@ -1,0 +1,318 @@
+"""Servers that are not ours, behind one memory budget: loaded, drained and unloaded by the control contract, and believed
+in nothing that they have not said.
+"""
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from tests.serving import ServerProcess, wait_until
+from tests.standin_nvml import StandInNvml
+from tests.upstream.standin import standin_process
+
+GIB = 1 << 30
+
+
+class Remote:
+    """A stand-in server in a process of its own."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def script(self, **changes):
+        data = json.dumps(changes).encode()
+        request = urllib.request.Request(f"{self.url}/script", data, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=10).read()
+
+    @property
+    def seen(self):
+        return json.loads(urllib.request.urlopen(f"{self.url}/script", timeout=10).read())
+
+
+@pytest.fixture
+def remote():
+    with contextlib.ExitStack() as stack:
+        yield lambda **script: Remote(stack.enter_context(standin_process(**script)))
+
+
+@pytest.fixture
+def serve(tmp_path):
+    servers = []
+
+    def start(models, **settings):
+        environ = settings.pop("environ", {})
+        limit = settings.pop("limit", 24 * GIB)
+        config = {"log_json": True, "memory": {"margin": 0, "host_limit": limit}, "models": models} | settings
+        servers.append(ServerProcess(tmp_path / str(len(servers)), config, **environ))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def model(url, peak=GIB, path="/echo", **settings):
+    keys = {"prepare", "contract", "health_path"}
+    how = {"base_url": url} | {key: settings.pop(key) for key in keys & settings.keys()}
+    profile = {"load_peak": peak, "inference_peak": peak, "max_concurrency": 4}
+    managed = how.get("contract") != "none"
+    return (
+        {"remote": how, "inference_path": path, "max_body": "1MiB"}
+        | ({"memory": profile} if managed else {})
+        | settings
+    )
+
+
+def infer(server, name, body=b"hello", query=""):
+    return server.request("POST", f"/infer?model={name}{query}", body, {"Content-Type": "text/plain"})
+
+
+def status(server, name):
+    return next(one["status"] for one in server.get("/v1/models").json["data"] if one["id"] == name)
+
+
+def code(answer):
+    assert answer.json["src"] == "slimproc"
+    return answer.status, answer.json["code"]
+
+
+def test_a_remote_model_is_loaded_for_a_request_and_gets_its_body_unchanged(remote, serve):
+    there = remote(load_time=0.1)
+    server = serve({"asr": model(there.url, path="/v1/audio/transcriptions", aliases=["ears"])})
+
+    answer = infer(server, "ears", b"\x00RIFF\xff", query="&language=de&x=%2F+a")
+
+    assert (answer.status, answer.body) == (200, b"\x00RIFF\xff")
+    assert answer.headers["X-Path"] == "/v1/audio/transcriptions"
+    assert answer.headers["X-Query"] == "language=de&x=%2F+a"
+    assert there.seen["loads"] == 1
+    assert status(server, "asr")["remote_state"] == "ready"
+    assert status(server, "asr")["reserved_bytes"] == GIB
+
+
+PEAKS = {"qwen-asr": 20 * GIB, "qwen-fa": 5 * GIB, "qwen-vlm": 22 * GIB}
+PATHS = {"qwen-asr": "/v1/audio/transcriptions", "qwen-fa": "/align", "qwen-vlm": "/v1/chat/completions"}
+
+
+@contextlib.contextmanager
+def memory_of(there, gpu):
+    """While inside, the card's memory is what the servers say that they have on it."""
+    over = threading.Event()
+
+    def follow():
+        while not over.wait(0.05):
+            gpu.other(sum(PEAKS[name] for name, one in there.items() if one.seen["state"] in ("loading", "ready")))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        yield
+    finally:
+        over.set()
+        follower.join()
+
+
+def test_three_models_that_do_not_fit_together_take_turns_on_one_gpu(remote, serve, tmp_path):
+    """The case that the proxy is for: speech, its alignment and a vision model on a card of 24 GiB."""
+    nvml = StandInNvml(tmp_path / "driver")
+    gpu = nvml.add_gpu(total=24 * GIB)
+    there = {name: remote() for name in PEAKS}
+    models = {name: model(one.url, PEAKS[name], PATHS[name], device=gpu.uuid) for name, one in there.items()}
+    with memory_of(there, gpu):
+        server = serve(models, environ=nvml.environ)
+
+        for name in [*PEAKS, *PEAKS]:
+            answer = infer(server, name)
+            assert (answer.status, answer.headers["X-Path"]) == (200, PATHS[name])
+
+    assert [one.seen["loads"] for one in there.values()] == [2, 2, 2]
+    assert [one.seen["state"] for one in there.values()] == ["unloaded", "unloaded", "ready"]
+    assert server.get("/v1/models").json["gpu"]["total"] == 24 * GIB
+
+
+def test_work_that_others_gave_a_server_is_waited_for_before_it_is_unloaded(remote, serve):
+    busy, other = remote(), remote()
+    server = serve({"a": model(busy.url, 16 * GIB), "b": model(other.url, 16 * GIB)})
+    assert infer(server, "a").status == 200
+    busy.script(extra_active=1)
+    waiting = server.begin("x", path="/infer?model=b")
+    wait_until(lambda: server.replica()["state"] == "draining", "a is drained")
+    assert busy.seen["unloads"] == 0
+
+    busy.script(extra_active=0)
+
+    assert waiting.answer().status == 200
+    assert busy.seen["unloads"] == 1
+
+
+def test_a_server_that_is_ready_when_we_start_is_held_and_loaded_no_second_time(remote, serve):
+    there = remote(state="ready")
+    server = serve({"a": model(there.url)})
+    wait_until(lambda: status(server, "a")["state"] == "ready", "it is found ready")
+
+    assert status(server, "a")["reserved_bytes"] == GIB
+    assert infer(server, "a").status == 200
+    assert there.seen["loads"] == 0
+
+
+def test_a_shutdown_leaves_a_remote_model_as_it_is(remote, serve):
+    there = remote()
+    server = serve({"a": model(there.url)})
+    assert infer(server, "a").status == 200
+
+    assert server.stop() == 0
+
+    assert (there.seen["state"], there.seen["unloads"]) == ("ready", 0)
+
+
+def test_a_load_that_outlives_its_limit_is_told_and_keeps_the_next_model_out(remote, serve):
+    slow, other = remote(load_time=60), remote()
+    models = {"a": model(slow.url, 16 * GIB, load_timeout=0.5), "b": model(other.url, 16 * GIB)}
+    server = serve(models)
+
+    failed = infer(server, "a")
+    refused = infer(server, "b")
+
+    assert code(failed) == (502, "LOAD_FAILED")
+    assert refused.status == 503
+    assert other.seen["loads"] == 0
+
+
+def test_an_unload_that_outlives_its_limit_is_told_and_blocks_the_next_load(remote, serve):
+    stuck, other = remote(unload_time=60), remote()
+    models = {"a": model(stuck.url, 16 * GIB, unload_timeout=0.5), "b": model(other.url, 16 * GIB)}
+    server = serve(models)
+    assert infer(server, "a").status == 200
+
+    first = infer(server, "b")
+    second = infer(server, "b")
+
+    assert code(first) == (502, "UNLOAD_FAILED")
+    assert second.status == 503
+    assert other.seen["loads"] == 0
+    stuck.script(unload_time=0, state="unloaded")
+    wait_until(lambda: infer(server, "b").status == 200, "it goes on when the server has let go")
+
+
+def test_a_port_where_nobody_answers_leaves_the_model_unknown_and_blocks_other_loads(remote, serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    other = remote()
+    server = serve({"a": model(f"http://127.0.0.1:{port}"), "b": model(other.url)})
+    wait_until(lambda: status(server, "a")["state"] == "unknown", "it was asked in vain")
+
+    assert (status(server, "a")["ready"], status(server, "a")["residency"]) == (None, None)
+    refused = infer(server, "b")
+    assert refused.status == 503
+    assert "a/0" in refused.json["error"]
+    assert other.seen["loads"] == 0
+
+
+def test_a_stranger_on_the_port_is_not_ready(remote, serve):
+    stranger = remote(status_answer='{"ok": true}')
+    server = serve({"a": model(stranger.url)})
+
+    answer = infer(server, "a")
+
+    assert answer.status in (502, 503)
+    assert stranger.seen["inferences"] == 0
+
+
+def test_a_server_that_is_not_there_is_prepared_once_and_then_loaded(serve, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = tmp_path / "prepare"
+    root = __file__.rpartition("/tests/")[0]
+    command.write_text(
+        f"#!/bin/sh\necho run >> {tmp_path}/runs\npwd > {tmp_path}/where\n"
+        f"cd {root} && sleep 60 | {sys.executable} -m tests.upstream.standin {port} '{{}}' > {tmp_path}/out 2>&1 &\n"
+    )
+    command.chmod(0o755)
+    server = serve({"a": model(f"http://127.0.0.1:{port}", prepare={"argv": [str(command)]})})
+
+    answers = [server.begin("x", path="/infer?model=a") for _ in range(3)]
+
+    assert [one.answer().status for one in answers] == [200] * 3
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert (tmp_path / "where").read_text().strip() == str(tmp_path)
+
+
+def test_a_server_without_a_contract_serves_while_it_is_well_and_needs_no_memory_of_ours(remote, serve):
+    there = remote()
+    server = serve({"a": model(there.url, contract="none")})
+    wait_until(lambda: infer(server, "a").status == 200, "it serves")
+    assert there.seen["loads"] == 0
+
+    there.script(healthy=False)
+
+    wait_until(lambda: server.replica()["state"] != "ready", "it is left out")
+
+
+def test_of_several_servers_the_least_busy_is_asked_and_one_that_is_gone_is_left_out(remote, serve):
+    first, second = remote(), remote()
+    server = serve({"a": model([first.url, second.url], contract="none", concurrency=4)})
+    wait_until(lambda: [one["state"] for one in server.replicas()] == ["ready", "ready"], "both are there")
+
+    waiting = [server.begin("x", path="/infer?model=a&delay=0.5") for _ in range(4)]
+    assert [one.answer().status for one in waiting] == [200] * 4
+    assert (first.seen["inferences"], second.seen["inferences"]) == (2, 2)
+
+    first.script(healthy=False)
+    wait_until(lambda: server.replica(0)["state"] != "ready", "one is left out")
+    assert infer(server, "a").status == 200
+
+
+def test_requests_share_one_load_and_each_may_leave_it(remote, serve):
+    there = remote(load_time=0.5)
+    server = serve({"a": model(there.url, concurrency=4)})
+    leaver = server.begin("x", path="/infer?model=a")
+    stayers = [server.begin("x", path="/infer?model=a") for _ in range(3)]
+    wait_until(lambda: there.seen["loads"] == 1, "the load has begun")
+
+    leaver.reset()
+
+    assert [one.answer().status for one in stayers] == [200] * 3
+    assert there.seen["loads"] == 1
+
+
+def test_a_client_that_leaves_breaks_off_its_request_at_the_server(remote, serve):
+    there = remote()
+    server = serve({"a": model(there.url)})
+    assert infer(server, "a").status == 200
+
+    pending = server.begin("x", path="/infer?model=a&delay=30")
+    wait_until(lambda: there.seen["active_requests"] == 1, "it is at the server")
+    pending.reset()
+
+    wait_until(lambda: there.seen["broken_off"] == 1, "the server has lost its client")
+    assert infer(server, "a").status == 200  # its one place is free again
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_remote_models_that_are_swapped_at_random_lose_nothing(remote, serve, count):
+    names = "abc"[:count]
+    servers = {name: remote(load_time=0.01, unload_time=0.01) for name in names}
+    models = {name: model(there.url, 16 * GIB, ttl=0.5, concurrency=2) for name, there in servers.items()}
+    server = serve(models)
+    outcomes, lock = [], threading.Lock()
+
+    def client(place):
+        for number in range(25 // count):
+            answer = infer(server, names[(place + number) % count], b"%d" % number)
+            with lock:
+                outcomes.append((answer.status, answer.body == b"%d" % number))
+
+    clients = [threading.Thread(target=client, args=(place,)) for place in range(4)]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+
+    assert set(outcomes) == {(200, True)}
+    wait_until(lambda: all(there.seen["state"] == "unloaded" for there in servers.values()), "the timers unload all")
+    assert all(there.seen["loads"] == there.seen["unloads"] for there in servers.values())

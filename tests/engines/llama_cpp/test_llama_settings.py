@@ -1,0 +1,63 @@
+"""Settings that native code is given as they are: the KV's type, flash attention, mmap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slimproc.engines.backend import create
+from slimproc.errors import LoadFailed
+from tests.engines.conformance import PROMPTS
+from tests.models import tiny_random
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """A model whose heads are as wide as a block of quantized KV."""
+    return tiny_random(tmp_path_factory.mktemp("wide") / "wide.gguf", size=128)
+
+
+@pytest.mark.parametrize(("kv_type", "share"), [("f16", 1.0), ("q8_0", 34 / 64), ("q4_0", 18 / 64)])
+def test_a_smaller_kv_type_takes_fewer_bytes_and_still_answers(open_engine, wide, kv_type, share):
+    engine = open_engine(wide, kv_type=kv_type, slots=2)
+    assert engine.info.details["kv_bytes"] == int(2 * 256 * 2 * 2 * 2 * 32 * 2 * share)
+    assert engine.info.details["kv_type"] == kv_type
+    alone = [open_engine(wide, kv_type=kv_type, slots=1).complete(prompt, 16).text for prompt in PROMPTS[:2]]
+    together = [engine.submit(prompt, 16) for prompt in PROMPTS[:2]]
+    engine.finish()
+    assert [generation.text for generation in together] == alone
+    again = engine.complete(PROMPTS[0], 16)
+    assert again.text == alone[0]
+    assert again.usage.cached_tokens
+
+
+def test_what_cannot_go_together_or_is_unknown_is_refused_by_name(settings, wide):
+    for changes, words in [
+        ({"kv_type": "q8_0", "flash_attention": False}, "kv_type q8_0 needs flash_attention"),
+        ({"kv_type": "q3_x"}, "kv_type is 'q3_x'; it must be f16, q8_0, q4_0"),
+        ({"speculation": -1}, "speculation is -1"),
+        ({"speculation": 17}, "speculation is 17"),
+        ({"path": "tiny.gguf", "kv_type": "q8_0"}, "does not divide n_embd_head_k=16"),
+    ]:
+        with pytest.raises(LoadFailed) as failure:
+            create(settings(**{"path": wide, **changes})).load(lambda _fraction: None)
+        assert words in failure.value.message
+        assert failure.value.permanent
+
+
+def test_flash_attention_and_mmap_can_be_turned_off_and_the_details_say_it(open_engine):
+    plain = open_engine()
+    expected = [plain.complete(prompt, 16).text for prompt in PROMPTS]
+    other = open_engine(flash_attention=False, mmap=False)
+    assert [other.complete(prompt, 16).text for prompt in PROMPTS] == expected
+    names = ("flash_attention", "mmap", "gpu_layers", "speculation")
+    assert [plain.info.details[name] for name in names] == [True, True, 0, 0]
+    assert [other.info.details[name] for name in names] == [False, False, 0, 0]
+
+
+def test_without_mmap_nothing_is_left_mapped_that_another_could_cut_short(open_engine, tmp_path):
+    for name, changes in (("mapped.gguf", {}), ("read.gguf", {"mmap": False})):
+        path = tiny_random(tmp_path / name)
+        open_engine(path, **changes)
+        assert (str(path) in Path("/proc/self/maps").read_text()) is (not changes)
