@@ -20,6 +20,14 @@ WANTED = {
     "ExpectationFailed": (417, "expectation_failed", "invalid_request_error"),
     "Overloaded": (503, "overloaded", "server_error"),
     "ServiceUnavailable": (503, "service_unavailable", "server_error"),
+    "InsufficientMemory": (503, "insufficient_memory", "server_error"),
+    "ModelFailed": (503, "service_unavailable", "server_error"),
+    "UnloadFailed": (503, "service_unavailable", "server_error"),
+    "LifecyclePending": (503, "service_unavailable", "server_error"),
+    "NotReady": (503, "service_unavailable", "server_error"),
+    "QueueTimeout": (504, "timeout", "server_error"),
+    "DrainTimeout": (504, "timeout", "server_error"),
+    "BackendFailed": (502, "bad_gateway", "server_error"),
     "ShuttingDown": (503, "shutting_down", "server_error"),
     "DeadlineExceeded": (504, "timeout", "server_error"),
     "InternalError": (500, "internal_error", "server_error"),
@@ -42,7 +50,8 @@ def test_an_error_has_its_status_code_and_type(kind):
 
 
 def test_only_what_a_second_try_makes_worse_is_not_to_be_retried():
-    assert {kind.__name__ for kind in ALL if not kind.retryable} == {"DeadlineExceeded", "EngineCrashedTwice"}
+    final = {"DeadlineExceeded", "QueueTimeout", "DrainTimeout", "EngineCrashedTwice"}
+    assert {kind.__name__ for kind in ALL if not kind.retryable} == final
 
 
 def test_an_error_carries_its_message_its_field_and_when_to_come_back():

@@ -21,6 +21,8 @@ class PrefillBudget:
         self._most = most
         self._quiet: dict[int, float] = {}
         """Seconds of a step without prompt tokens, by the number of running answers."""
+        self._measured: set[int] = set()
+        """The numbers of answers whose quiet step was seen, and not only reckoned."""
         self._beside: float | None = None
         """Seconds that one prompt token adds to a step with running answers."""
         self._alone: float | None = None
@@ -35,12 +37,18 @@ class PrefillBudget:
         quiet, price = self._quiet_step(running), self._beside or self._alone
         if quiet is None or price is None:
             return min(_UNKNOWN_BESIDE, self._most)
+        if running in self._measured:
+            # A token costs the same whosever it is, so none of a prompt costs more than an answer's. A busy machine's
+            # measurements say otherwise, and feed on themselves: the fewer tokens share the noise, the dearer each seems.
+            price = min(price, quiet / running)
         return min(max(int((_STEP_STRETCH - 1) * quiet / price), 1), self._most)
 
     def observe(self, running: int, prompt_tokens: int, seconds: float) -> None:
         """Learn from a call with ``running`` answers and ``prompt_tokens`` tokens of prompts that took ``seconds``."""
         if prompt_tokens == 0:
-            self._quiet[running] = _blend(self._quiet.get(running), seconds)
+            known = self._quiet.get(running) if running in self._measured else None
+            self._quiet[running] = _blend(known, seconds)
+            self._measured.add(running)
         elif running == 0:
             if prompt_tokens >= _ALONE_BLOCK // 4:  # the rest of a prompt says little about a whole chunk
                 self._alone = _blend(self._alone, seconds / prompt_tokens)

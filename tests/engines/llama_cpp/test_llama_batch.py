@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,6 +120,22 @@ def test_prompts_get_on_where_a_quiet_step_never_comes():
             for running in (7, 16):
                 tokens = run(budget, machine, running, 40)
                 assert 1.3 < machine.seconds(running, tokens) / machine.seconds(running, 0) < 3
+
+
+def test_noise_does_not_starve_a_prompt():
+    """Each step takes some of another process's time as well, and now and then much of it."""
+    budget, machine, chance = PrefillBudget(512), Machine(), random.Random(7)
+
+    def noisy(prompt_tokens):
+        return machine.seconds(7, prompt_tokens) + chance.choice([0.0, 0.01, 0.05, 0.2])
+
+    for _ in range(20):
+        budget.observe(7, 0, machine.seconds(7, 0))
+    for _ in range(100):
+        tokens = budget.tokens(7)
+        budget.observe(7, tokens, noisy(tokens))
+        assert tokens >= 7
+        assert machine.seconds(7, tokens) < 3 * machine.seconds(7, 0)
 
 
 def test_the_first_chunks_beside_answers_are_small_while_nothing_is_known():
