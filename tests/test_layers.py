@@ -15,7 +15,7 @@ ROOT = Path(slimproc.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"bench"},
+    {"bench", "chaos"},
     {"server"},
     {"fleet"},
     {"http", "listeners"},
@@ -26,12 +26,12 @@ LAYERS: list[set[str]] = [
     {"replicas"},
     {"ipc", "stream", "lag"},
     {"request", "config", "metrics", "systemd"},
-    {"errors", "logs", "settings", "model_path"},
+    {"errors", "logs", "settings", "model_path", "threads"},
 ]
 """From the top; rooms of one set may import each other where the list below says so, and everything further down."""
-BESIDE = {("stream", "ipc"), ("model_path", "errors")}
+BESIDE = {("stream", "ipc"), ("model_path", "errors"), ("chaos", "bench")}
 """Imports between neighbours of one layer (importer, imported)."""
-ENGINES_MAY_IMPORT = {"ipc", "request", "settings", "errors", "model_path"}
+ENGINES_MAY_IMPORT = {"ipc", "request", "settings", "errors", "model_path", "threads"}
 BACKENDS_LIBRARIES = {"llama_cpp", "mlx", "mlx_lm"}
 HTTP_ROOMS = {"http", "upstream", "cli", "server"}
 

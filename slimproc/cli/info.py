@@ -21,6 +21,7 @@ from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS
 from slimproc.config.values import spell
 from slimproc.config.whole import KINDS
 from slimproc.errors import EX_CONFIG, ConfigError
+from slimproc.threads import default_threads, usable_cores
 
 _PACKAGES = ("aiohttp", "uvloop", "msgspec", "llama-cpp-python")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -45,6 +46,7 @@ def info(config_file: str | None, *, as_json: bool) -> int:
 
 
 def hardware() -> dict[str, Any]:
+    """The machine; ``engine_threads``: with which an engine computes whose model does not say (key ``threads``)."""
     memory = psutil.virtual_memory()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count()
     return {
@@ -53,6 +55,7 @@ def hardware() -> dict[str, Any]:
         "cores": psutil.cpu_count(logical=False),
         "threads": psutil.cpu_count(),
         "usable_threads": usable,
+        "engine_threads": default_threads(usable_cores()),
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
         "memory_limit_bytes": _memory_limit(),

@@ -15,7 +15,7 @@ from slimproc.engines.llama_cpp.lora import apply_adapters, check_adapters, desc
 from slimproc.engines.llama_cpp.pooling import Pooling, capabilities, must_be_told, pooling_of
 from slimproc.engines.llama_cpp.vocabulary import Vocabulary
 from slimproc.engines.prompt_scores import SCORED_ROWS
-from slimproc.engines.threads import default_threads, usable_cores
+from slimproc.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve
@@ -181,7 +181,7 @@ class LoadedModel:
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             cause = native_log.cause("llama.cpp could not make a context (out of memory?)")
-            raise LoadFailed(cause, permanent=_is_permanent(cause))
+            raise LoadFailed(cause, permanent=not _is_scarce(cause), scarce=_is_scarce(cause))
         self.context = context
         if self.pooling is None and not lib.llama_get_memory(context):
             raise must_be_told(header.values.get("general.architecture", "?"))
@@ -218,13 +218,13 @@ def _load(path: str, settings: EngineSettings, progress: Callable[[float], None]
         raise failure
     if not model:
         cause = native_log.cause("llama.cpp refused it without a word")
-        raise LoadFailed(f"{path}: {cause}", permanent=_is_permanent(cause))
+        raise LoadFailed(f"{path}: {cause}", permanent=not _is_scarce(cause), scarce=_is_scarce(cause))
     return model
 
 
-def _is_permanent(cause: str) -> bool:
+def _is_scarce(cause: str) -> bool:
     """Memory can come back; a file stays as it is."""
-    return "alloc" not in cause and "memory" not in cause
+    return "alloc" in cause or "memory" in cause
 
 
 def _check_vocabulary(model: Any) -> None:

@@ -12,7 +12,7 @@ from slimproc.engines.mlx import library
 from slimproc.engines.mlx.directory import ModelDirectory
 from slimproc.engines.mlx.library import mx
 from slimproc.engines.mlx.tokenizer import Vocabulary
-from slimproc.engines.threads import default_threads, usable_cores
+from slimproc.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve
@@ -111,7 +111,7 @@ class LoadedModel:
             if isinstance(error, (KeyError, AttributeError, TypeError, ZeroDivisionError)):
                 reason = f"{type(error).__name__}: {reason}"  # their texts alone say little
             scarce = isinstance(error, MemoryError) or "allocate" in reason
-            raise LoadFailed(f"{self._name}: {reason}", permanent=not scarce) from error
+            raise LoadFailed(f"{self._name}: {reason}", permanent=not scarce, scarce=scarce) from error
 
 
 class Float32Logits:

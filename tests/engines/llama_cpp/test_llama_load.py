@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slimproc.engines.backend import create
-from slimproc.engines.threads import default_threads, usable_cores
+from slimproc.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from tests.models import CHATML
 
