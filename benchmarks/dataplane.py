@@ -55,7 +55,7 @@ class NoProcess:
         self.steps = 0
         self.reader = SimpleNamespace(progress=lambda: SimpleNamespace(steps=self.steps, full_hits=0))
 
-    def watch_exit(self, on_exit: Callable[[ExitStatus], None]) -> None:
+    def watch_exit(self, on_exit: Callable[[ExitStatus], None], _oom_kills: object = None) -> None:
         self.exit = lambda: on_exit(ExitStatus(0, ""))
 
     def signal(self, _number: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 
 import engines
+import overload
 import passing
 import prefill
 import prefix
@@ -31,6 +32,7 @@ SCENARIOS = [
     *startup.SCENARIOS,
     *recovery.SCENARIOS,
     *prefill.SCENARIOS,
+    *overload.SCENARIOS,
     *swapping.SCENARIOS,
     *passing.SCENARIOS,
 ]
