@@ -5,6 +5,9 @@ A leaf of its own because both sides of the process border need these types and 
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import NamedTuple
+
 import msgspec
 
 
@@ -62,3 +65,23 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     confine: str = "auto"
     """What the engine gives up before it loads: strict, jit, off; auto: strict where its library can live with it."""
     fake: FakeSettings = FakeSettings()
+
+
+class BackendTraits(NamedTuple):
+    """What rooms that never see a backend have to know of it, so that none of them asks for one by its name."""
+
+    package: str | None
+    """Whose version a measurement holds for."""
+    maps_file: bool
+    """Its model's file is mapped (``mmap``), and so in memory once for all engines that map it."""
+    offloads: bool
+    """To a GPU, where its library was built for one."""
+    declares_bytes: bool
+    """It needs what its settings say, and nothing has to be guessed."""
+
+
+BACKENDS = MappingProxyType({
+    "llama_cpp": BackendTraits("llama-cpp-python", maps_file=True, offloads=True, declares_bytes=False),
+    "mlx": BackendTraits("mlx", maps_file=False, offloads=False, declares_bytes=False),
+    "fake": BackendTraits(None, maps_file=False, offloads=False, declares_bytes=True),
+})  # fmt: skip

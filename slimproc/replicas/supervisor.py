@@ -42,6 +42,7 @@ class Supervisor:
         """
         for replica in self:
             replica.ask_stop(drain_limit, exit_limit, leave=True)
+        await asyncio.sleep(0)  # one that was asked to start in this very turn leaves STOPPED before it is waited for
         for replica in self:
             await replica.wait_stopped()
 

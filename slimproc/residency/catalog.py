@@ -14,6 +14,7 @@ from slimproc.residency.probes.lines import ABSENT
 from slimproc.residency.profiles import ProfileStore, profile_key
 from slimproc.residency.unit import Unit
 from slimproc.residency.views import HOST, Claim, Sample
+from slimproc.settings import BACKENDS
 
 log = logs.get("slimproc.residency")
 
@@ -41,9 +42,11 @@ class Catalog:
             return model.device != HOST
         if model.upstream is not None:
             return model.memory is not None
-        if model.backend == "fake":
+        assert model.backend is not None, "what is no upstream has a backend"
+        traits = BACKENDS[model.backend]
+        if traits.declares_bytes:
             return model.fake.bytes > 0 and _STAND_IN in self._environ
-        if model.backend == "mlx" or model.gpu_layers == 0:
+        if not traits.offloads or model.gpu_layers == 0:
             return False
         if self._offload is None:
             self._offload = gpu_offload_possible(self._environ)
@@ -93,6 +96,7 @@ class Catalog:
             if self._known is None or self._known[1] is None:
                 raise
             log.warning("the devices have changed", reason=error.message)
+            self._known = known
             return
         for warning in usable.warnings:
             log.warning(warning)

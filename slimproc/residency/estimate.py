@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from slimproc.config import ModelConfig
 from slimproc.errors import LoadFailed
 from slimproc.residency.gguf_numbers import read_numbers
 from slimproc.residency.views import HOST, Claim
+from slimproc.settings import BACKENDS
 
 MIB = 1 << 20
 ENGINE_BYTES = 160 * MIB
@@ -27,19 +29,22 @@ _UNKNOWN_CACHE = 128 * 1024
 
 def estimate(model: ModelConfig, device: str, environ: Mapping[str, str]) -> Claim:
     """An upper guess for a local model on ``device``. A file that is not there claims nothing: its load says so better."""
-    if model.backend == "fake":
+    assert model.backend is not None, "of an upstream nothing can be guessed"
+    traits = BACKENDS[model.backend]
+    if traits.declares_bytes:
         return Claim(model.fake.bytes, model.fake.bytes, source="configured")  # it is what it says, whatever is seen
     try:
         path = model_path.resolve(model.path or "", environ)
         size = _size(path)
+        adapters = sum(_size(model_path.resolve(each.path, environ)) for each in model.lora)
     except (LoadFailed, OSError):
         return Claim(0, 0)
     cache = _cache_bytes(model, path)
     if device != HOST:
-        total = size + cache + GPU_EXTRA
+        total = size + adapters + cache + GPU_EXTRA
         return Claim(total, total)
-    private = cache + ENGINE_BYTES
-    if model.backend == "llama_cpp" and model.mmap:
+    private = adapters + cache + ENGINE_BYTES
+    if traits.maps_file and model.mmap:
         return Claim(private, private, file=str(path), file_bytes=size)
     return Claim(private + size, private + size)
 
@@ -49,7 +54,7 @@ def _size(path: Path) -> int:
     if path.is_dir():
         return sum(file.stat().st_size for file in path.glob("*.safetensors"))
     stem, _, rest = path.name.partition("-00001-of-")
-    shards = path.parent.glob(f"{stem}-*-of-{rest}") if rest else [path]
+    shards = path.parent.glob(f"{glob.escape(stem)}-*-of-{glob.escape(rest)}") if rest else [path]
     return sum(file.stat().st_size for file in shards)
 
 

@@ -20,6 +20,8 @@ def read_numbers(path: Path) -> dict[str, Any]:
     """Integers, and lists of them, by their key without the architecture's name. What cannot be read is left out."""
     found: dict[str, Any] = {}
     try:
+        if not path.is_file():
+            return found  # a pipe would be waited for
         with path.open("rb") as file:
             data = file.read(_PREFIX)
         magic, _, _, keys = struct.unpack_from("<4sIQQ", data)

@@ -112,9 +112,14 @@ class Ledger:
         more = max(entry.claim.peak, entry.asked) - entry.bytes
         if view is None or view.fault or not view.fresh or view.available < max(0, more):
             return False
+        self.load_again(owner, now)
+        return True
+
+    def load_again(self, owner: str, now: float) -> None:
+        """Make the hold one for loading again, whether or not it fits."""
+        entry = self._active[owner]
         entry.state, entry.changed = "loading", now
         entry.load_high = 0
-        return True
 
     def end(self, owner: str, now: float) -> None:
         """The process is gone, or its server said that it is unloaded. No error if there is no hold (any more)."""

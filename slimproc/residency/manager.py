@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -16,8 +17,6 @@ from typing import Final
 from slimproc import logs
 from slimproc.errors import (
     DrainTimeout,
-    InsufficientMemory,
-    LifecyclePending,
     NotReady,
     SlimprocError,
     UnloadFailed,
@@ -27,6 +26,7 @@ from slimproc.replicas.states import ReplicaState
 from slimproc.residency.ledger import Ledger
 from slimproc.residency.patience import Patience
 from slimproc.residency.plan import explain, plan
+from slimproc.residency.refusals import refusal
 from slimproc.residency.unit import Unit
 from slimproc.residency.views import (
     Abandon,
@@ -51,6 +51,9 @@ _KEEP_EVERY: Final = 30.0
 """Seconds between two looks at what a model that stays in memory was seen to need."""
 _RESTART_PATIENCE: Final = 5.0
 """Seconds that a replica in back-off waits for room of its own."""
+
+_MEMORY_TRIES: Final = 1
+"""Loads that may fail for want of memory before those who wait are told; another one takes a new sample to decide by."""
 
 FailWaiting = Callable[[str, SlimprocError, "float | None"], None]
 """Fails those who wait for a model; with an instant, only those that came before it."""
@@ -116,6 +119,8 @@ class ResidencyManager:
             devices = self._place(unit)
             if devices != unit.devices:
                 unit.devices = devices
+                if unit.device is None:
+                    unit.renew_claim()  # it needs other bytes on a GPU than on the host
                 self._attentive = True
         if self._attentive:
             self._woken.set()
@@ -133,7 +138,12 @@ class ResidencyManager:
             self.wake()
 
     def _on_state(self, unit: Unit, before: ReplicaState, now: float) -> None:
+        down = unit.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
+        if down and unit.asked == "start":
+            return  # by a stop from before; the start, for which there is a hold, is yet to be heard
         unit.asked = ""
+        if unit.state is not ReplicaState.BACKOFF:
+            self._denied_since.pop(unit.name, None)
         match unit.state:
             case ReplicaState.STARTING:
                 unit.forgiven = False
@@ -144,7 +154,11 @@ class ResidencyManager:
             case ReplicaState.BACKOFF:
                 self._ledger.lost(unit.name, now)
                 self._refresh(unit)
+                if unit.replica.short_of_memory > _MEMORY_TRIES:
+                    self._refuse_for_memory(unit)
             case ReplicaState.STOPPED | ReplicaState.FAILED:
+                if unit.drained_for is not None and not unit.replica.remains:
+                    self._on_eviction(unit.model)
                 unit.drained_for, unit.expired = None, False
                 self._release(unit, now)
 
@@ -158,6 +172,15 @@ class ResidencyManager:
     def _refresh(self, unit: Unit) -> None:
         if unit.device is not None:
             self._sample_now(unit.device)
+
+    def _refuse_for_memory(self, unit: Unit) -> None:
+        """By the numbers it fits, and yet it could not get its memory, also not from a second try."""
+        seen = self.explain(unit.model)
+        reason = f"{unit.model} did not get the memory that it needs on {unit.device}: {unit.replica.reason}"
+        log.warning("a model is refused", model=unit.model, code="insufficient_memory", reason=reason)
+        self._wishes.drop(unit.model)
+        told = dataclasses.replace(seen, verdict="refuse", reason=reason)
+        self._fail_waiting(unit.model, refusal("insufficient_memory", told), None)
 
     def _drain_given_up(self, unit: Unit) -> None:
         """DRAINING went back to READY: we abandoned it, or its limit passed, and then who waited for it is told."""
@@ -181,12 +204,13 @@ class ResidencyManager:
         One that may not for a while is stopped: then its model is absent, and who wants it has others make room for it.
         """
         now = time.monotonic()
+        if replica.short_of_memory > _MEMORY_TRIES and not self._closed:
+            replica.ask_stop(0.0)  # those who waited were told; the next request tries again
+            return False
         if self._closed or self._ledger.reload(replica.name, now):
-            self._denied_since.pop(replica.name, None)
             return not self._closed
         if now - self._denied_since.setdefault(replica.name, now) > _RESTART_PATIENCE:
             log.warning("there is no room for a restart", replica=replica.name, device=replica.device)
-            del self._denied_since[replica.name]
             replica.ask_stop(0.0)
         return False
 
@@ -200,7 +224,7 @@ class ResidencyManager:
     def load(self, model: str) -> None:
         """An operator wants it: as if a request had come, and earlier failures do not count."""
         for unit in self._of(model):
-            unit.forgiven = True
+            unit.forgiven = unit.state is ReplicaState.FAILED
             unit.replica.forgive()
         self._wishes.load(model, time.monotonic())
         self.wake()
@@ -209,9 +233,11 @@ class ResidencyManager:
         """An operator wants it out: it drains, and what is not done within ``drain_timeout`` is ended."""
         self._wishes.drop(model)
         for unit in self._of(model):
-            unit.drained_for, unit.expired = None, False
-            unit.asked = "stop"
+            unit.drained_for, unit.expired, unit.forgiven = None, False, False
+            if unit.asked != "start":  # a start that was asked before is heard before, and ends in this stop
+                unit.asked = "stop"
             unit.replica.ask_stop(self._drain_timeout)
+        self.wake()
 
     def wanted(self, model: str) -> bool:
         """It is to be loaded for the start or an operator, and has not been yet."""
@@ -346,43 +372,22 @@ class ResidencyManager:
     def _start(self, unit: Unit, device: str, hold: int, now: float) -> None:
         if unit.device is None:
             self._ledger.hold(unit.name, device, unit.claim, now, hold)
-        unit.device = device
+            unit.device = device
+        else:
+            self._ledger.load_again(unit.name, now)  # its server did not say that it let go
         unit.asked = "start"
-        log.info("a model is to be loaded", replica=unit.name, device=device, hold=hold)
-        unit.replica.ask_start(device=device)
+        log.info("a model is to be loaded", replica=unit.name, device=unit.device, hold=hold)
+        unit.replica.ask_start(device=unit.device)
 
     def _evict(self, unit: Unit, model: str, now: float) -> None:
         log.info("a model makes room", replica=unit.name, waiting=model, device=unit.device)
-        self._on_eviction(unit.model)
         unit.drained_for, unit.expired = model, False
         unit.drain_began = now
         unit.asked = "stop"
         unit.replica.ask_stop(self._drain_timeout, abandon=True)
 
-    def _refuse(self, refusal: Refuse) -> None:
-        explanation = refusal.explanation
-        log.warning("a model is refused", model=refusal.model, code=refusal.code, reason=explanation.reason)
-        self._wishes.drop(refusal.model)
-        error: SlimprocError
-        match refusal.code:
-            case "insufficient_memory":
-                error = InsufficientMemory(explanation.reason, plan=describe(explanation))
-            case "lifecycle_pending":
-                error = LifecyclePending(explanation.reason, retry_after=5.0)
-            case "not_ready":
-                error = NotReady(explanation.reason, retry_after=5.0)
-        self._fail_waiting(refusal.model, error, None)
-
-
-def describe(explanation: Explanation) -> dict[str, object]:
-    """As JSON has it, in a 503's body and on the admin socket. Bytes."""
-    return {
-        "model": explanation.model,
-        "verdict": explanation.verdict,
-        "reason": explanation.reason,
-        "device": explanation.device,
-        "needed": explanation.needed,
-        "available": explanation.available,
-        "total": explanation.total,
-        "victims": list(explanation.victims),
-    }
+    def _refuse(self, wanted: Refuse) -> None:
+        explanation = wanted.explanation
+        log.warning("a model is refused", model=wanted.model, code=wanted.code, reason=explanation.reason)
+        self._wishes.drop(wanted.model)
+        self._fail_waiting(wanted.model, refusal(wanted.code, explanation), None)

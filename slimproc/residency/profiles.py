@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -16,20 +17,21 @@ from slimproc import logs, model_path
 from slimproc.config import ModelConfig
 from slimproc.errors import LoadFailed
 from slimproc.residency.views import Claim
+from slimproc.settings import BACKENDS
 
 log = logs.get("slimproc.residency")
 
-_PACKAGES = {"llama_cpp": "llama-cpp-python", "mlx": "mlx"}
 _MAX_BYTES = 1 << 20
 _FORMAT = 1
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
 class _Entry(msgspec.Struct, frozen=True):
     """``model`` is for people who look into the file."""
 
     model: str
-    load_peak: int
-    run_peak: int
+    load_peak: _Bytes
+    run_peak: _Bytes
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -53,8 +55,11 @@ class ProfileStore:
         return None if entry is None else (entry.load_peak, entry.run_peak)
 
     def put(self, key: str, model: str, claim: Claim) -> None:
-        """Keep what was seen. Written at once, through a temporary file: a crash leaves the old one or the new one."""
-        entry = _Entry(model, claim.load_peak, claim.run_peak)
+        """Keep the most that was ever seen: a short life shows less than the next one may need. Written at once, through
+        a temporary file: a crash leaves the old one or the new one.
+        """
+        load, run = self.get(key) or (0, 0)
+        entry = _Entry(model, max(load, claim.load_peak), max(run, claim.run_peak))
         if self._profiles.get(key) == entry:
             return
         self._profiles[key] = entry
@@ -101,13 +106,13 @@ def profile_key(model: ModelConfig, kind: str, environ: Mapping[str, str]) -> st
         status = path.stat()
     except (LoadFailed, OSError):
         return None
-    package = _PACKAGES.get(model.backend, "")
+    package = BACKENDS[model.backend].package
     try:
         version = metadata.version(package) if package else ""
     except metadata.PackageNotFoundError:
         version = ""
     settings = msgspec.structs.asdict(model.engine_settings())
-    for key in ("model", "path", "fake", "threads"):
+    for key in ("model", "path", "fake", "threads", "confine"):
         settings.pop(key, None)
     facts = [str(path), status.st_size, status.st_mtime_ns, model.backend, version, kind, settings]
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:32]

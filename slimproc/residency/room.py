@@ -119,13 +119,16 @@ class Room:
         its leaving shows how much there is.
         """
         gone = Counter(victim.claim.file for victim in victims if victim.claim.file is not None)
+        needed = self.need(account, unit, device, gone)
+        if needed == 0 and unit.hold:
+            return 0  # it begins again within what is held for it, however much others have taken
         back = sum(gain(victim) for victim in victims)
         back += sum(self._file_bytes[file] for file, count in gone.items() if account.files[file] <= count)
         if hopeful:
             back += min(
                 self._unexplained.get(self.pool(device), 0), account.vague + sum(vague(victim) for victim in victims)
             )
-        return self.need(account, unit, device, gone) - account.bytes - back
+        return needed - account.bytes - back
 
     def fits_now(self, unit: UnitView, device: str) -> bool:
         """A fresh sample says that there is room for it, and none of it is promised to anybody."""

@@ -43,6 +43,8 @@ class ResidencyService:
         self._ledger = Ledger(policy.margin, policy.max_sample_age)
         self._sampler = Sampler(self._on_sample, environ=probe_environ, host_limit=policy.host_limit)
         self._latest: Sample | None = None
+        self._checked = False
+        """The configured peaks were held against the devices that there are."""
         self._units: list[Unit] = []
         self._unmanaged: list[Replica] = []
         """Servers without a lifecycle: they are there, or they are not."""
@@ -77,7 +79,8 @@ class ResidencyService:
         self._latest = sample
         self._catalog.look(sample, self._sampler.driver)
         self.manager.on_sample(sample)
-        if self._sampler.driver is not None:
+        if not self._checked and self._sampler.driver is not None:
+            self._checked = True  # what shrinks later is no fault of the configuration
             self._check_peaks()
 
     def _refresh(self, device: str) -> None:

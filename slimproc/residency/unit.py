@@ -89,7 +89,8 @@ class Unit:
             model=self.model,
             phase=phase,
             claim=self.claim,
-            devices=self.devices,
+            # Of a server that may still have its model, nobody knows better than that it is where it was.
+            devices=(self.device,) if phase is Phase.UNKNOWN and self.device is not None else self.devices,
             device=self.device,
             hold=hold,
             attributed=attributed,

@@ -45,7 +45,7 @@ class Wishes:
             units = [unit for unit in world.units if unit.model == model]
             phases = {unit.phase for unit in units}
             if not demand.preload:
-                if explanation.verdict == "resident":
+                if explanation.verdict in ("resident", "refuse"):
                     self.drop(model)
             elif Phase.LOADING in phases:
                 continue  # so that whoever asks whether the server is ready is told what it still does

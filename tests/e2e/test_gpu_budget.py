@@ -1,6 +1,7 @@
 """Models on GPUs (the stand-in driver, under the real pynvml): each where it fits, and nothing on the word of old numbers."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,10 @@ def where(server):
 
 def memory(server, gpu, kind):
     return server.metric("memory_bytes", device=gpu.uuid, kind=kind)
+
+
+def probe_of(server):
+    return next(child for child in server.children() if "slimproc.residency.probes" in " ".join(child.cmdline()))
 
 
 def start_in_vain(directory, nvml, model):
@@ -176,6 +181,38 @@ def test_a_gpu_that_is_lost_takes_no_load_and_the_server_says_so_and_goes_on(nvm
     assert "lost" in answer.json["error"]
     assert server.get("/health").status == 200
     assert server.get("/metrics").status == 200
+    assert "Traceback" not in server.log
+
+
+def test_a_gpu_that_comes_back_is_used_again_and_until_then_its_model_goes_to_another(nvml, serve):
+    first, second = nvml.add_gpu(total=24 * GIB), nvml.add_gpu(total=24 * GIB)
+    server = serve({"a": gpu_model(8 * GIB), "b": gpu_model(20 * GIB)}, preload=["a"]).wait_ready()
+    lost, other = (first, second) if where(server)["a"][1] == first.uuid else (second, first)
+    lost.fail(15)
+    wait_until(lambda: server.get("/readyz").status == 503, "it is not ready with a lost device")
+    server.kill_engine()
+
+    wait_until(lambda: ask(server, "a").status == 200, "it is served")
+    assert where(server)["a"] == ("ready", other.uuid)
+    lost.fail(0)
+    probe_of(server).kill()  # only another process sees that a lost GPU is well; the probe looks for itself in a minute
+    wait_until(lambda: server.get("/readyz").status == 200, "the device is back")
+    assert ask(server, "b").status == 200
+    assert where(server)["b"] == ("ready", lost.uuid)
+    assert server.metric("evictions_total", model="a") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_probe_that_is_killed_or_stopped_is_replaced_and_loads_go_on(nvml, serve, number):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    server = serve({"a": gpu_model(16 * GIB), "b": gpu_model(16 * GIB)}, preload=["a"]).wait_ready()
+    probe = probe_of(server)
+    os.kill(probe.pid, number)
+
+    assert ask(server, "b").status == 200  # it waits for a sample of after a's end
+
+    assert sum(gpu.allocated().values()) == 16 * GIB
+    wait_until(lambda: not probe.is_running(), "nothing is left of the first probe")
     assert "Traceback" not in server.log
 
 

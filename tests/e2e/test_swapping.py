@@ -202,12 +202,13 @@ def test_the_ttl_counts_from_the_end_of_the_last_request(serve):
     assert ask(server, "a").status == 200
 
 
-def test_requests_around_the_end_of_a_ttl_are_all_answered(serve):
+@pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_requests_around_the_end_of_a_ttl_are_all_answered(serve, rounds):
     server = serve(models(a={"ttl": 0.15, "unload_time": 0.05}))
     server.wait_ready()
     chance = random.Random(49)
 
-    for _ in range(40):
+    for _ in range(rounds):
         assert ask(server, "a").status == 200
         time.sleep(0.15 + chance.uniform(-0.1, 0.1))  # the timer's own length is what is tried
 
@@ -216,6 +217,8 @@ def test_requests_around_the_end_of_a_ttl_are_all_answered(serve):
     unloads = len(server.records("a replica changes", after="stopped"))
     assert loads == unloads
     assert unloads > 1
+    assert server.metric("evictions_total", model="a") == 0
+    wait_until(lambda: held(server) == 0, "no byte is held when nothing is in memory")
 
 
 def test_with_strict_order_nobody_passes_an_older_request(serve):
@@ -269,6 +272,55 @@ def test_an_engine_that_dies_keeps_its_hold_and_comes_back(serve):
     wait_until(lambda: server.replica()["restarts"] == 1 and server.replica()["state"] == "ready", "it is back")
     assert server.replica()["pid"] != before
     assert held(server) == 900 * MIB
+
+
+@pytest.mark.parametrize("moment", ["starting", "draining", "stopping", "backoff"])
+def test_an_engine_that_is_killed_at_any_moment_costs_nobody_else_anything(serve, moment):
+    a = {"load_time": 0.3, "hang_in_unload": moment == "stopping", "token_latency": 0.02}
+    server = serve(models(a=a, b={}) | {"preload": []})
+    first = server.begin("hi", model="a", max_tokens=100 if moment == "draining" else 3)
+    if moment == "starting":
+        wait_state(server, "a", "starting")
+        server.kill_engine()
+    elif moment == "draining":
+        wait_state(server, "a", "ready")
+    else:
+        assert first.answer().status == 200
+    if moment == "backoff":
+        for restarts in (1, 2):  # the first restart is at once
+            server.kill_engine()
+            passed = {("backoff", restarts - 1), ("ready", restarts)}
+            seen = lambda: (server.replica()["state"], server.replica()["restarts"])  # noqa: E731
+            wait_until(lambda passed=passed, seen=seen: seen() in passed, "its death is noticed")
+    waiting = server.begin("hi", model="b", max_tokens=3)
+    if moment in ("draining", "stopping"):
+        wait_state(server, "a", moment)
+        server.kill_engine()
+
+    assert waiting.answer().status == 200
+    assert states(server) == {"a": "stopped", "b": "ready"}
+    wait_until(lambda: held(server) == 700 * MIB, "only b is held")
+    assert ask(server, "a").status == 200
+
+
+@pytest.mark.parametrize("moment", ["starting", "draining", "stopping", "backoff"])
+def test_a_shutdown_at_any_moment_leaves_no_process(serve, moment):
+    a = {"load_time": 5.0 if moment == "starting" else 0.0, "unload_time": 0.5, "token_latency": 0.02}
+    a |= {"die_in_load": 11} if moment == "backoff" else {}
+    server = serve(models(a=a, b={}) | {"preload": [], "shutdown_timeout": 0.5})
+    first = server.begin("hi", model="a", max_tokens=200 if moment == "draining" else 3)
+    if moment in ("draining", "stopping"):
+        wait_state(server, "a", "ready")
+        server.begin("hi", model="b", max_tokens=3)
+    elif moment == "backoff":
+        assert first.answer().status == 503
+    wait_state(server, "a", moment)
+    children = server.children()
+
+    assert server.stop() == 0
+
+    assert [child for child in children if child.is_running()] == []
+    assert "Traceback" not in server.log
 
 
 def test_an_operator_unloads_and_loads_and_asks_what_would_happen(serve):

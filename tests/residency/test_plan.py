@@ -467,3 +467,9 @@ def test_a_hundred_units_and_as_many_demands_are_planned_in_a_bounded_number_of_
     units += [resident(f"r{each}", 1, idle_since=each, devices=(GPU, GPU_1)) for each in range(50)]
     plan(world(units, [f"n{each}" for each in range(50)], [device(available=0), device(GPU_1, available=0)]))
     assert looks < 50 * 2 * 100
+
+
+def test_who_holds_all_that_it_needs_begins_again_within_that_however_much_others_have_taken():
+    unknown = unit("a", 60, Phase.UNKNOWN, device=GPU, hold=60, attributed=0)
+
+    assert plan(world([unknown], ["a"], [device(available=-20)])).actions == [Load("a", GPU, 60)]
