@@ -10,6 +10,8 @@ _ALONE_BLOCK = 64
 """Alone, a call takes whole multiples of so many: ggml reads 64 tokens 1.4 times as fast a token as 63 or 65."""
 _UNKNOWN_ALONE, _UNKNOWN_BESIDE = 64, 8
 """Before anything was measured."""
+_DEARER = 1.25
+"""At most so many times an answer's share of a quiet step is what a token of a prompt is taken to cost."""
 _DOWN, _UP = 0.5, 0.1
 """Weights of a new sample. What else runs on the machine only ever makes a step longer, so shorter is believed sooner."""
 
@@ -38,9 +40,10 @@ class PrefillBudget:
         if quiet is None or price is None:
             return min(_UNKNOWN_BESIDE, self._most)
         if running in self._measured:
-            # A token costs the same whosever it is, so none of a prompt costs more than an answer's. A busy machine's
-            # measurements say otherwise, and feed on themselves: the fewer tokens share the noise, the dearer each seems.
-            price = min(price, quiet / running)
+            # A token costs the same whosever it is, but for what it attends to: none of a prompt costs much more than an
+            # answer's. A busy machine's measurements say otherwise, and feed on themselves: the fewer tokens share the
+            # noise, the dearer each seems.
+            price = min(price, _DEARER * quiet / running)
         return min(max(int((_STEP_STRETCH - 1) * quiet / price), 1), self._most)
 
     def observe(self, running: int, prompt_tokens: int, seconds: float) -> None:
