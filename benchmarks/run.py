@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 
 import engines
+import faults
 import overload
 import passing
 import prefill
@@ -29,12 +30,13 @@ SCENARIOS = [
     *serving.SCENARIOS,
     *engines.SCENARIOS,
     *prefix.SCENARIOS,
+    *overload.SCENARIOS,
     *startup.SCENARIOS,
     *recovery.SCENARIOS,
     *prefill.SCENARIOS,
-    *overload.SCENARIOS,
     *swapping.SCENARIOS,
     *passing.SCENARIOS,
+    *faults.SCENARIOS,
 ]
 
 if __name__ == "__main__":

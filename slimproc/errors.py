@@ -172,6 +172,11 @@ class EngineCrashed(SlimprocError):
     status = 500
     code = "engine_crashed"
 
+    def __init__(self, message: str, *, inside_of: int | None = None) -> None:
+        """``inside_of``: the number of the death, where the request was inside the native call that was fatal."""
+        super().__init__(message)
+        self.inside_of = inside_of
+
 
 class EngineCrashedTwice(EngineCrashed):
     """The same on the second try: a third would cost a third engine, and others what is in it."""
@@ -179,15 +184,22 @@ class EngineCrashedTwice(EngineCrashed):
     retryable = False
 
 
+class Quarantined(EngineCrashedTwice):
+    """Refused unseen: the same work has killed two engines."""
+
+
 class LoadFailed(SlimprocError):
-    """A model could not be loaded. ``permanent``: trying again cannot help (no such file, not a model)."""
+    """A model could not be loaded. ``permanent``: trying again cannot help (no such file, not a model).
+    ``scarce``: it did not get the memory that it wanted, which may be there another time.
+    """
 
     status = 503
     code = "service_unavailable"
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    def __init__(self, message: str, *, permanent: bool = False, scarce: bool = False) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.scarce = scarce
 
 
 # --- never told to a caller ---------------------------------------------------------------------------------

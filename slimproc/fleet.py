@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from slimproc.config import Config, ModelConfig
@@ -35,23 +36,25 @@ class Fleet:
             environ=environ,
         )
 
-    def replicas(self, model: ModelConfig) -> list[Replica]:
-        """All replicas of a model, none of which has been started."""
+    def replicas(self, model: ModelConfig, taken: Collection[int] = ()) -> list[Replica]:
+        """All replicas of a model, none of which has been started. ``taken``: numbers that others of it still have."""
+        free = (index for index in itertools.count() if index not in taken)
+        indices = list(itertools.islice(free, model.replicas))
         if model.upstream is not None:
-            return self._of_upstream(model)
+            return self._of_upstream(model, indices)
         return [
             engine_replica(
                 index,
                 model.engine_settings(),
-                ReplicaLimits(model.load_timeout, model.unload_timeout),
+                limits_of(model),
                 self._engine,
                 self._metrics.model(model.name),
                 on_change=self._on_change,
             )
-            for index in range(model.replicas)
+            for index in indices
         ]
 
-    def _of_upstream(self, model: ModelConfig) -> list[Replica]:
+    def _of_upstream(self, model: ModelConfig, indices: list[int]) -> list[Replica]:
         # Here and not above: it imports aiohttp, for which the engines of a server without upstreams need not wait.
         from slimproc.upstream.replicas import UpstreamLimits, Upstreams  # noqa: PLC0415
 
@@ -67,13 +70,18 @@ class Fleet:
         )
         metrics = self._metrics.model(model.name)
         return self._upstreams.replicas(
-            model.name, model.upstream, limits, metrics, on_change=self._on_change, count=model.replicas
+            model.name, model.upstream, limits, metrics, on_change=self._on_change, indices=indices
         )
 
     async def close(self) -> None:
         """Let go of the servers of others."""
         if self._upstreams is not None:
             await self._upstreams.close()
+
+
+def limits_of(model: ModelConfig) -> ReplicaLimits:
+    """Who is asked by HTTP keeps its own limit of a load: nobody could kill it at the replica's."""
+    return ReplicaLimits(model.load_timeout if model.remote is None else None, model.unload_timeout)
 
 
 def credit_of(config: Config) -> str:

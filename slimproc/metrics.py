@@ -17,10 +17,10 @@ from slimproc import errors, logs
 PREFIX: Final = "slimproc_"
 OUTCOMES: Final = ("ok", "timeout", "cancelled", "engine_error", "engine_crashed", "shutdown")
 """Of requests that were admitted."""
-REJECTIONS: Final = ("overloaded", "invalid", "not_found", "unavailable", "shutting_down", "body")
+REJECTIONS: Final = ("overloaded", "invalid", "not_found", "unavailable", "shutting_down", "body", "poison")
 """Of requests that were not; see ``rejection``."""
-RESTARTS: Final = ("exited", "stalled", "corrupt", "load_failed", "load_timeout")
-"""What was wrong with an engine that ended unasked: it died, made no steps, wrote nonsense, or never became ready."""
+RESTARTS: Final = ("exited", "oom", "stalled", "corrupt", "load_failed", "load_timeout")
+"""What was wrong with an engine that ended unasked: it died, was ended for its memory, made no steps, wrote nonsense, or never became ready."""
 LOADS: Final = ("ok", "failed")
 STATES: Final = ("stopped", "starting", "ready", "draining", "stopping", "killing", "backoff", "failed")
 """Of a replica: the values of ``replicas.states.ReplicaState``, which is above this module."""
@@ -176,6 +176,7 @@ class Metrics:
 
     def __init__(self, models: Iterable[str]) -> None:
         self._models = {name: ModelMetrics() for name in models}
+        self._gone: set[str] = set()
         self._unnamed_rejected = dict.fromkeys(REJECTIONS, 0)
         self._gauges: dict[str, Callable[[], Reading]] = {}
         self.event_loop_lag = Histogram(SHORT_SECONDS)
@@ -186,6 +187,15 @@ class Metrics:
     def model(self, name: str) -> ModelMetrics:
         """Where the model called ``name`` in the configuration counts. KeyError for any other name."""
         return self._models[name]
+
+    def add(self, name: str) -> None:
+        """A model has come, or has come back: then it counts on where it was."""
+        self._models.setdefault(name, ModelMetrics())
+        self._gone.discard(name)
+
+    def remove(self, name: str) -> None:
+        """A model is no more: it has no gauges. What was counted stays until the server ends, as counters must not fall."""
+        self._gone.add(name)
 
     def reject(self, model: str | None, error: errors.SlimprocError) -> None:
         """Count a request that was refused. ``model`` may be what the caller wrote: it becomes no label of its own."""
@@ -229,7 +239,7 @@ class Metrics:
         if family.labels[0] != "model":  # the hardware's own, which no caller can make more of
             yield from ((list(key), value) for key, value in sorted(reading.items()))
             return
-        for name in self._models:
+        for name in (name for name in self._models if name not in self._gone):
             if family.values:
                 yield from (([name, value], reading.get((name, value), 0)) for value in family.values)
             else:
@@ -241,6 +251,8 @@ def rejection(error: errors.SlimprocError) -> str:
     match error:
         case errors.Overloaded():
             return "overloaded"
+        case errors.Quarantined():
+            return "poison"
         case errors.ShuttingDown():
             return "shutting_down"
         case errors.ModelNotFound() | errors.NotFound() | errors.MethodNotAllowed():

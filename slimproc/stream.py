@@ -74,9 +74,16 @@ class TokenStream:
 
     def reset(self) -> None:
         """Back to the start, for a second try on another engine; only while nothing was delivered."""
-        assert not self.first_at_ns, "text has been delivered: it cannot be taken back"
+        assert not self.delivered, "text has been delivered: it cannot be taken back"
         self.error = None
         self.completion_tokens = 0
+        self.first_at_ns = self.last_at_ns = 0
+        self.parts.clear()
+
+    @property
+    def delivered(self) -> bool:
+        """Some of it has gone to the client. What is joined goes there only at its end."""
+        return False
 
     @property
     def ended(self) -> bool:

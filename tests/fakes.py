@@ -71,18 +71,25 @@ class ManualClock:
 
 
 class RecordingStream(TokenStream):
-    """A stream that insists on one end, and on silence after an error."""
+    """A stream that insists on one end, and on silence after an error. Unless it is ``joined``, its client gets each text at
+    once.
+    """
 
-    __slots__ = ("ends",)
+    __slots__ = ("ends", "joined")
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
         self.ends = 0
+        self.joined = False
 
     def _end(self) -> None:
         self.ends += 1
         assert self.ends == 1, "a second terminal event"
         super()._end()
+
+    @property
+    def delivered(self) -> bool:
+        return self.first_at_ns > 0 and not self.joined
 
     def reset(self) -> None:
         super().reset()

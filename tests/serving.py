@@ -303,10 +303,14 @@ class ServerProcess:
         self.process.send_signal(number)
         return self.process.wait(limit)
 
-    def close(self) -> None:
-        """Whatever state the test left it in."""
+    def hang_up(self) -> None:
+        """Close every connection of the test's."""
         for connection in self._connections:
             connection.close()
+
+    def close(self) -> None:
+        """Whatever state the test left it in."""
+        self.hang_up()
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop(limit=15)

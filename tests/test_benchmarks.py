@@ -207,4 +207,4 @@ def test_the_page_has_a_section_for_every_scenario_and_marks_quick_runs(results:
     assert [line.split(":")[0] for line in page.splitlines() if line.startswith("## ")] == [
         f"## S{n}" for n in (*range(1, 10), *range(11, 17))
     ]
-    assert page.count("quick run") == 13
+    assert page.count("quick run") == 15

@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"bench", "chaos"},
     {"server"},
+    {"reloader"},
     {"fleet"},
     {"http", "listeners"},
     {"admission"},
@@ -25,6 +26,7 @@ LAYERS: list[set[str]] = [
     {"upstream"},
     {"replicas"},
     {"ipc", "stream", "lag"},
+    {"reload"},
     {"request", "config", "metrics", "systemd"},
     {"errors", "logs", "settings", "model_path", "threads"},
 ]

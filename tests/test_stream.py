@@ -85,8 +85,21 @@ def test_one_that_has_given_nothing_may_begin_again(told):
     assert told.told == ["end", "first", "end"]
 
 
-def test_one_that_has_given_text_may_not(told):
-    told.stream.take(Tok(1, "a"), 100, None)
+def test_one_that_is_joined_begins_again_without_its_text(told):
+    told.stream.take(Tok(1, "lost"), 100, None)
     told.stream.fail(EngineCrashed("no"))
+    told.stream.reset()
+    told.stream.take(end("a"), 200, None)
+    assert (told.stream.text, told.stream.first_at_ns) == ("a", 200)
+
+
+class Delivering(TokenStream):
+    delivered = True
+
+
+def test_one_that_has_given_text_to_its_client_may_not():
+    stream = Delivering()
+    stream.take(Tok(1, "a"), 100, None)
+    stream.fail(EngineCrashed("no"))
     with pytest.raises(AssertionError, match="cannot be taken back"):
-        told.stream.reset()
+        stream.reset()

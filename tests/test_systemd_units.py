@@ -64,6 +64,10 @@ def test_a_wrong_configuration_is_not_tried_again():
     assert settings()["RestartPreventExitStatus"] == [str(EX_CONFIG)]
 
 
+def test_a_reload_is_a_hangup_of_the_front_alone():
+    assert settings()["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+
+
 def test_what_engines_need_is_not_taken_away_by_the_unit():
     """Each of these has broken GPUs, the look at memory, or Landlock; tests cannot see all of it without a GPU."""
     found = settings()

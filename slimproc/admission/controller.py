@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
+from slimproc import logs
 from slimproc.admission import affinity, policy, record
 from slimproc.admission.admitted import Admitted, next_deadline
 from slimproc.admission.affinity import PrefixMemory
@@ -20,9 +21,18 @@ from slimproc.admission.demand import DemandBook
 from slimproc.admission.generation import Generation, Render
 from slimproc.admission.passage import Forward, Passage
 from slimproc.admission.policy import QueueView, ReplicaView, Verdict
+from slimproc.admission.quarantine import Quarantine
 from slimproc.admission.queue import RequestQueue
 from slimproc.admission.rate import DrainRate
-from slimproc.errors import ModelFailed, Overloaded, ServiceUnavailable, ShuttingDown, SlimprocError
+from slimproc.errors import (
+    ModelFailed,
+    ModelNotFound,
+    Overloaded,
+    Quarantined,
+    ServiceUnavailable,
+    ShuttingDown,
+    SlimprocError,
+)
 from slimproc.metrics import Metrics
 from slimproc.replicas.life import Life
 from slimproc.replicas.replica import Replica
@@ -32,12 +42,16 @@ from slimproc.request import GENERATE, Work
 from slimproc.residency.views import Demand
 from slimproc.stream import TokenStream
 
+log = logs.get("slimproc.admission")
+
 
 @dataclass(frozen=True)
 class ModelLimits:
     """``max_queue``: requests of the model that may wait."""
 
     max_queue: int
+    forwards: bool | None = None
+    """Its requests go to an upstream; None: nobody says so."""
 
 
 class AdmissionController:
@@ -72,19 +86,55 @@ class AdmissionController:
         self._rates = {model: DrainRate(time.monotonic()) for model in models}
         self._running: set[Admitted] = set()
         self._prefixes: WeakKeyDictionary[Life, PrefixMemory] = WeakKeyDictionary()
+        self._quarantine = Quarantine()
+        self._alone: WeakKeyDictionary[Life, Generation] = WeakKeyDictionary()
+        """Engines that a suspect has for itself."""
         self._due: dict[str, None] = {}
         self._dispatching = False
         self._closed = False
         self._idle = asyncio.Event()
+        self._left = asyncio.Event()
+
+    # --- another configuration ----------------------------------------------------------------------------------------
+
+    def reconfigure(
+        self, models: Mapping[str, ModelLimits], *, max_queue_total: int, refuse_while_loading: bool, strict: bool
+    ) -> None:
+        """Other limits from now on. A model that is not in ``models`` keeps its own until it is removed."""
+        self._limits = {**self._limits, **models}
+        self._max_queue_total = max_queue_total
+        self._refuse_while_loading = refuse_while_loading
+        self._strict = strict
+        for model in models:
+            if model not in self._queues:
+                self._queues[model] = RequestQueue()
+                self._rates[model] = DrainRate(time.monotonic())
+            self._dispatch(model)
+
+    async def wait_none(self, model: str) -> None:
+        """Wait until nobody waits for the model or is answered by it."""
+        while any(request.request.model == model for request in self._running):
+            self._left.clear()
+            await self._left.wait()
+
+    def remove(self, model: str) -> None:
+        """The model is no more; nobody waits for it or is answered by it."""
+        self._book.forget(model)
+        del self._queues[model], self._rates[model]
+        self._limits = {name: limits for name, limits in self._limits.items() if name != model}
 
     # --- the way in ---------------------------------------------------------------------------------------------------
 
     def submit(self, request: Work, streams: Sequence[TokenStream]) -> Generation:
-        """Admit a request or refuse it at once. Raises Overloaded, ServiceUnavailable or ShuttingDown.
+        """Admit a request or refuse it at once. Raises Overloaded, Quarantined, ServiceUnavailable or ShuttingDown.
 
         The caller must ``close()`` what it gets, whatever happens.
         """
         self._refuse(request.model)
+        if self._quarantine.refuses(request):
+            poison = _poison(request.model)
+            self._metrics.reject(request.model, poison)
+            raise poison
         generation = Generation(request, streams, self, self._render)
         self._enqueue(generation)
         return generation
@@ -111,6 +161,8 @@ class AdmissionController:
     def _refusal(self, model: str) -> SlimprocError | None:
         if self._closed:
             return ShuttingDown("the server is shutting down")
+        if model not in self._queues:
+            return ModelNotFound(f"the model {model} has just been removed", param="model")
         verdict = policy.decide(
             self._view_queue(model), self._view_replicas(model), refuse_while_loading=self._refuse_while_loading
         )
@@ -181,6 +233,12 @@ class AdmissionController:
         if next_deadline(request.request, started=request.started) <= time.monotonic():
             request.expire()  # its timer is due in this very turn: nobody is to hear of it
             return True
+        if self._limits[model].forwards not in (None, isinstance(request, Passage)):
+            request.fail(ServiceUnavailable(f"the model {model} has just become one of another kind", retry_after=1.0))
+            return True
+        if isinstance(request, Generation) and self._quarantine.refuses(request.request):
+            request.fail(_poison(model))  # a copy of it has become poison while it waited
+            return True
         replicas = self._candidates(request)
         # With one replica there is nothing to choose by, and only generating keeps what was read.
         remembers = len(replicas) > 1 and isinstance(request, Generation) and request.request.capability == GENERATE
@@ -192,6 +250,8 @@ class AdmissionController:
         assert life is not None, "only a serving replica has free slots"
         if prefix:
             self._prefixes.setdefault(life, PrefixMemory(life.slots)).note(prefix)
+        if isinstance(request, Generation) and self._quarantine.suspects(request.request):
+            self._alone[life] = request
         first = not request.started
         request.grant(life.take_slot())
         queue.taken(request)
@@ -203,10 +263,36 @@ class AdmissionController:
     def _candidates(self, request: Admitted) -> list[Replica]:
         """The model's replicas, without one that the request could not reach while another serves."""
         replicas = self._supervisor.of(request.request.model)
+        if isinstance(request, Generation):
+            return self._without_company(request, replicas)
         if not request.avoids:
             return replicas
         others = [replica for replica in replicas if replica.name != request.avoids]
         return others if any(replica.serving is not None for replica in others) else replicas
+
+    def _without_company(self, request: Generation, replicas: list[Replica]) -> list[Replica]:
+        """A suspect runs where nothing else does, and nothing joins it before it has given text or ended: its second
+        fatal call then takes nobody down with it, and nobody is blamed for a neighbour twice.
+        """
+        if self._alone:
+            replicas = [
+                one for one in replicas if one.serving is None or self._alone.get(one.serving, request) is request
+            ]
+        if self._quarantine.suspects(request.request):
+            replicas = [
+                one
+                for one in replicas
+                if one.serving is None or not one.serving.occupied or self._alone.get(one.serving) is request
+            ]
+        return replicas
+
+    def began(self, request: Generation) -> None:
+        """Its first text: a suspect may have company again."""
+        mine = [life for life, suspect in self._alone.items() if suspect is request]
+        for life in mine:
+            del self._alone[life]
+        if mine:
+            self._dispatch(request.request.model)
 
     def _view_for(self, prefix: affinity.Chain, replica: Replica) -> ReplicaView:
         memory = self._prefixes.get(replica.serving) if replica.serving is not None and prefix else None
@@ -216,6 +302,8 @@ class AdmissionController:
     def on_replica_change(self, replica: Replica) -> None:
         """A replica changed its state, or one of its slots became free."""
         model = replica.model
+        if model not in self._queues:
+            return  # it was removed, and this is one of its last replicas
         if replica.serving is not None:
             self._book.forget(model)
             self._dispatch(model)
@@ -235,6 +323,8 @@ class AdmissionController:
         """Tell those who wait for a model that they cannot have it; with ``before`` (monotonic), only those who had come
         by then. What has a slot goes on.
         """
+        if model not in self._queues:
+            return  # it was removed
         if before is None:
             self._book.forget(model)
         for request in self._queues[model].all():
@@ -259,6 +349,26 @@ class AdmissionController:
         if self._queues[request.request.model].discard(request):
             self._dispatch(request.request.model)
 
+    def note_fatal(self, request: Generation, death: int) -> None:
+        """Deaths are counted by what was asked for, so that copies and a client's own tries count together. The copies
+        that still run when it becomes poison are ended before they cost a third engine.
+        """
+        if not self._quarantine.note(request.request, death):
+            return
+        log.error(
+            "poison: the same work has killed two engines", request_id=request.request.id, model=request.request.model
+        )
+        for other in list(self._running):
+            if other is not request and isinstance(other, Generation) and self._quarantine.refuses(other.request):
+                other.fail(_poison(request.request.model))
+
+    def is_poison(self, request: Generation) -> bool:
+        return self._quarantine.refuses(request.request)
+
+    def clear_quarantine(self, model: str) -> None:
+        """An operator wants the model: what was held against its work is forgotten."""
+        self._quarantine.clear(model)
+
     def may_go_elsewhere(self, request: Admitted) -> bool:
         """Another replica of its model serves than the one that it was given."""
         replicas = self._supervisor.of(request.request.model)
@@ -267,6 +377,9 @@ class AdmissionController:
     def ended(self, request: Admitted) -> None:
         """The record of one request: the metrics and its line, once."""
         self._running.discard(request)
+        if isinstance(request, Generation):
+            self.began(request)
+        self._left.set()
         if not self._running:
             self._idle.set()
         model = request.request.model
@@ -325,6 +438,12 @@ class AdmissionController:
         """End what still runs: its time to finish is over."""
         for request in list(self._running):
             request.fail(ShuttingDown("the server is shutting down"))
+
+
+def _poison(model: str) -> Quarantined:
+    return Quarantined(
+        f"this very request has killed two engines of the model {model}; it is refused for ten minutes, and to try again does not help"
+    )
 
 
 def _view(replica: Replica) -> ReplicaView:

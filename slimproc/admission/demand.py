@@ -52,7 +52,7 @@ class DemandBook:
         somebody else waits there for the longest.
         """
         head = self._queues[model].head()
-        now, before = None if head is None else head.arrived, self._told[model]
+        now, before = None if head is None else head.arrived, self._told.get(model)
         self._told[model] = now
         return (now is None) != (before is None) or (now != before and not served)
 

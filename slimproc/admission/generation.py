@@ -44,6 +44,13 @@ class Owner(Protocol):
     def wants_slot_again(self, generation: Generation) -> None: ...
     def leave_queue(self, generation: Generation) -> None: ...
     def ended(self, generation: Generation) -> None: ...
+    def note_fatal(self, generation: Generation, death: int) -> None:
+        """Its engine died while it was inside the native call."""
+
+    def began(self, generation: Generation) -> None:
+        """It has given its first text."""
+
+    def is_poison(self, generation: Generation) -> bool: ...
 
 
 class Generation:
@@ -202,6 +209,7 @@ class Generation:
     def _on_first(self, stream: TokenStream) -> None:
         if not self.times.first_text:
             self.times.first_text = stream.first_at_ns / 1e9
+            self._owner.began(self)
             self._changed.set()
 
     def _on_end(self, stream: TokenStream) -> None:
@@ -211,19 +219,26 @@ class Generation:
             self._unfinished -= 1
             if self._unfinished == 0:
                 self._settle("ok")
+            return
+        if isinstance(stream.error, EngineCrashed) and stream.error.inside_of is not None:
+            self._owner.note_fatal(self, stream.error.inside_of)
+            if self.outcome:
+                return
+        if isinstance(stream.error, EngineCrashed) and self._owner.is_poison(self):
+            self.fail(EngineCrashedTwice(stream.error.message))
         elif self._may_replay(stream):
             self._replayed.add(index)
             stream.reset()
+            if not any(other.first_at_ns for other in self.streams):
+                self.times.first_text = 0.0
             self._unstarted.appendleft(index)
             self._owner.wants_slot_again(self)
-        elif isinstance(stream.error, EngineCrashed) and index in self._replayed:
-            self.fail(EngineCrashedTwice(stream.error.message))
         else:
             self.fail(stream.error)
 
     def _may_replay(self, stream: TokenStream) -> bool:
-        """Its engine died, and it has given no byte yet: once more, on whatever engine comes next."""
-        return isinstance(stream.error, EngineCrashed) and not stream.first_at_ns and stream.index not in self._replayed
+        """Its engine died, and it has given its client no byte yet: once more, on whatever engine comes next."""
+        return isinstance(stream.error, EngineCrashed) and not stream.delivered and stream.index not in self._replayed
 
     def fail(self, error: SlimprocError) -> None:
         """End the whole request: an answer of which one choice failed is no answer."""

@@ -18,6 +18,11 @@ class TemplateBook:
         self._overrides = overrides
         self._made: dict[str, tuple[wire.ModelInfo, Template]] = {}
 
+    def reconfigure(self, overrides: Mapping[str, str]) -> None:
+        """Other overrides from now on."""
+        self._overrides = overrides
+        self._made.clear()
+
     async def render(self, model: str, info: wire.ModelInfo, chat: ChatPrompt) -> Rendered:
         """Render ``chat`` for a loaded model. Raises InvalidRequest for a refusal, a limit, or no template at all."""
         return await self._renderer.render(self._template(model, info), chat.messages)

@@ -214,3 +214,24 @@ def bench(
     from slimproc.cli import bench as command
 
     sys.exit(command.bench(flags))
+
+
+@app.command()
+def chaos(
+    *,
+    config: Annotated[
+        str | None, _text("--config", "FILE", "Of the server that is broken (fake models that do not fit together).")
+    ] = None,
+    seed: Annotated[str | None, _text("--seed", "N", "Of requests and faults (0).")] = None,
+    minutes: Annotated[str | None, _text("--minutes", "M", "How long (1).")] = None,
+    clients: Annotated[str | None, _text("--clients", "N", "That ask all the time (16).")] = None,
+    fault_every: Annotated[
+        str | None, _text("--fault-every", "S", "Seconds between two faults, on average (5).")
+    ] = None,
+    report: Annotated[str | None, _text("--report", "FILE", "Write everything, as JSON.")] = None,
+) -> None:
+    """Start a server, ask and break it at random from a seed, and check that nothing is lost (exit 1: something is)."""
+    flags = dict(locals())  # first of all, while there is nothing else in it
+    from slimproc.cli import chaos as command
+
+    sys.exit(command.chaos(flags))

@@ -22,6 +22,15 @@ def read(flags: Mapping[str, object], *, unmeasured: bool = False) -> tuple[Path
     return file, load_config(file, flags=rest, environ=os.environ, dotenv=Path(".env"), unmeasured=unmeasured)
 
 
+def read_again(file: Path | None, flags: Mapping[str, object]) -> Config:
+    """Read what ``read`` read, from the same places: also where the file is gone by now, or another one has come.
+
+    Raises ConfigError.
+    """
+    rest = {key: value for key, value in flags.items() if key != "config"}
+    return load_config(file, flags=rest, environ=os.environ, dotenv=Path(".env"))
+
+
 def read_or_exit(flags: Mapping[str, object], *, unmeasured: bool = False) -> tuple[Path | None, Config]:
     """The same; a wrong configuration is told on stderr, a line a problem, and ends the process with EX_CONFIG."""
     try:

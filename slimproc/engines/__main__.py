@@ -90,7 +90,7 @@ def _serve(load: wire.Load, control: ControlSocket, ring: RingWriter) -> int:
         faulthandler.dump_traceback_later(LOAD_LIMIT, exit=True)
         model = backend.load(lambda fraction: report(wire.Progress(fraction)))
     except LoadFailed as error:
-        report(wire.LoadRefused(error.message, error.permanent))
+        report(wire.LoadRefused(error.message, error.permanent, error.scarce))
         return EXIT_LOAD_REFUSED
     faulthandler.cancel_dump_traceback_later()
     model = structs.replace(model, details=model.details | {"confinement": str(confinement)})

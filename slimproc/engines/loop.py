@@ -215,7 +215,9 @@ class EngineLoop:
                 self._mark_step(time.monotonic_ns())
             return
         self._note_phase()
+        self._ring.mark_inside(1)
         produced = self._backend.step()
+        self._ring.mark_inside(0)
         now = time.monotonic_ns()
         self._mark_step(now)
         self._rearm(now)

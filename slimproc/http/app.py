@@ -22,9 +22,8 @@ def public_app(gateway: Gateway) -> web.Application:
     """The routes of ``listen``."""
     asking = [route for module in (completions, chat, embeddings, rerank, tokens) for route in module.routes(gateway)]
     inferring = infer.routes(gateway, {route.path: route.handler for route in asking})
-    if gateway.has_upstreams:
-        asking = [reaching_upstreams(gateway, route) for route in asking]
-    routes = [*asking, *inferring, *models.routes(gateway), *health.routes(gateway)]
+    reaching = [reaching_upstreams(gateway, route) for route in asking]
+    routes = [*reaching, *inferring, *models.routes(gateway), *health.routes(gateway)]
     return _app(routes, body_limit=gateway.config.max_json_body)
 
 

@@ -66,10 +66,16 @@ class Gateway:
         self.answerer = Answerer(admission, metrics, self.sweeper, keepalive_after=config.keepalive_after)
         self.relay = Relay(admission, self.sweeper)
         self.started = int(time.time())
+        self._count_upstreams()
 
-    @property
-    def has_upstreams(self) -> bool:
-        return any(model.upstream is not None for model in self.config.models.values())
+    def reconfigure(self, config: Config) -> None:
+        """Another configuration from now on; a request that has been received goes on with the model that it had then."""
+        self.config = config
+        self.answerer.keepalive_after = config.keepalive_after
+        self._count_upstreams()
+
+    def _count_upstreams(self) -> None:
+        self.has_upstreams = any(model.upstream is not None for model in self.config.models.values())
 
     async def read_body(self, http: web.Request) -> bytes:
         received: ReceivedBody | None = http.get(BODY)

@@ -49,7 +49,7 @@ class Answerer:
         self._admission = admission
         self._metrics = metrics
         self._sweeper = sweeper
-        self._keepalive_after = keepalive_after
+        self.keepalive_after = keepalive_after
 
     async def joined(self, http: web.Request, request: GenerateRequest, answer: AnswerFormat) -> web.StreamResponse:
         """Generate to the end, then answer. Raises what becomes the status."""
@@ -82,7 +82,7 @@ class Answerer:
         generation = self._admission.submit(request, list(streams))
         try:
             with self._sweeper.watching(http.transport):
-                started = await generation.wait_started(self._keepalive_after)
+                started = await generation.wait_started(self.keepalive_after)
                 response = await self._begin(http, client, answer)
                 if not started:
                     client.write(KEEPALIVE)
@@ -120,7 +120,7 @@ class Answerer:
         """The headers are out: whatever happens now is told in the stream."""
         try:
             spoken = -1
-            while not await generation.wait_finished(self._keepalive_after):
+            while not await generation.wait_finished(self.keepalive_after):
                 tokens = sum(stream.completion_tokens for stream in generation.streams)
                 if tokens in (spoken, 0):
                     client.write(KEEPALIVE)

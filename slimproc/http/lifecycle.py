@@ -23,10 +23,11 @@ _SPARE: Final = 5.0
 async def load(gateway: Gateway, model: ModelConfig) -> str:
     """Ask for it and wait until it serves. Raises ModelFailed, InsufficientMemory or DeadlineExceeded."""
     asked = time.monotonic()
+    gateway.admission.clear_quarantine(model.name)
     gateway.residency.load(model.name)
-    replicas = gateway.supervisor.of(model.name)
 
     def is_loaded() -> bool:
+        replicas = gateway.supervisor.of(model.name)  # others than before, after a reload of the configuration
         if any(replica.state is ReplicaState.READY for replica in replicas):
             return True
         if all(_has_failed(replica) for replica in replicas) and any(one.changed_at >= asked for one in replicas):
@@ -56,7 +57,8 @@ async def unload(gateway: Gateway, model: ModelConfig) -> str:
 
 
 def _has_failed(replica: Replica) -> bool:
-    return replica.state is ReplicaState.FAILED or (replica.state is ReplicaState.BACKOFF and replica.load_failed)
+    given_up = replica.state is ReplicaState.FAILED or replica.short_of_memory > 1
+    return given_up or (replica.state is ReplicaState.BACKOFF and replica.load_failed)
 
 
 async def _until(condition: Callable[[], bool], limit: float, otherwise: str) -> None:

@@ -38,6 +38,9 @@ class HttpService:
         self._public = make_runner(public_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
         self._admin = make_runner(admin_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
 
+    def reconfigure(self, config: Config) -> None:
+        self._gateway.reconfigure(config)
+
     async def open(self, public: socket.socket, admin: socket.socket, *, backlog: int) -> None:
         """Serve on two sockets that are bound."""
         await self._public.setup()

@@ -141,6 +141,10 @@ class EventStream(TokenStream):
         if item.text:
             self._client.write_event(self._head, _json(item.text), self._tail)
 
+    @property
+    def delivered(self) -> bool:
+        return self.first_at_ns > 0
+
     def flush(self) -> None:
         """Write what this wake-up gathered, in one piece; one observation of its mean gap, weighted by its tokens."""
         texts = self._texts

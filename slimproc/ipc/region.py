@@ -35,6 +35,8 @@ _HEADER = struct.Struct("<8sHHIQQIIII")
 _HEADER_CRC = struct.Struct("<I")
 _PROGRESS, _PROGRESS_AT = struct.Struct("<6Q"), 64
 _BLACK_BOX, _BLACK_BOX_AT = struct.Struct("<II"), 128
+INSIDE_AT = 1016
+"""One byte behind the last rid: 1 during a native call."""
 
 _REFUSALS = {errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP}
 """A sandbox forbids this kind of memory, or the kernel lacks it: the next kind may do."""
@@ -70,6 +72,8 @@ class BlackBox(NamedTuple):
 
     phase: int
     rids: tuple[int, ...]
+    inside: bool = False
+    """It was in the call, and not between two of them."""
 
 
 def create_region(capacity: int, *, epoch: int, replica: int, credit: str, crc: bool = True) -> int:
@@ -122,7 +126,7 @@ def write_progress(memory: mmap.mmap, progress: Sequence[int]) -> None:
 def read_black_box(memory: mmap.mmap) -> BlackBox:
     phase, count = _BLACK_BOX.unpack_from(memory, _BLACK_BOX_AT)
     rids = struct.unpack_from(f"<{min(count, MAX_RIDS)}Q", memory, _BLACK_BOX_AT + _BLACK_BOX.size)
-    return BlackBox(phase, rids)
+    return BlackBox(phase, rids, memory[INSIDE_AT] == 1)
 
 
 def write_black_box(memory: mmap.mmap, phase: int, rids: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from slimproc.errors import RingCorrupt
 from slimproc.ipc.credit import Credit
 from slimproc.ipc.region import (
     HEADER_BYTES,
+    INSIDE_AT,
     BlackBox,
     Progress,
     create_region,
@@ -274,6 +275,10 @@ class RingWriter:
     def set_phase(self, phase: int, rids: Sequence[int]) -> None:
         """Leave word, before a native call, of what it is about: at most 110 of ``rids`` are kept."""
         write_black_box(self._memory, phase, rids)
+
+    def mark_inside(self, inside: int) -> None:
+        """1: a native call begins; 0: it has returned."""
+        self._memory[INSIDE_AT] = inside
 
     def mark_step(self, steps: int, now_ns: int) -> None:
         """Say how far this engine has come: ``steps`` done, the last at ``now_ns`` (``time.monotonic_ns()``)."""

@@ -119,10 +119,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class LoadRefused(msgspec.Struct, frozen=True, tag="load_refused"):
-    """The model cannot be served; the engine exits after it. ``permanent``: trying again cannot help."""
+    """The model cannot be served; the engine exits after it. ``permanent``: trying again cannot help.
+    ``scarce``: it did not get the memory that it wanted.
+    """
 
     message: str
     permanent: bool
+    scarce: bool = False
 
 
 class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):

@@ -23,6 +23,8 @@ class ExitStatus:
     code: int
     last_line: str
     what: str = "the engine"
+    oom: bool = False
+    """The kernel ended it because memory ran out."""
 
     @property
     def signal_name(self) -> str | None:
@@ -35,6 +37,8 @@ class ExitStatus:
 
     def __str__(self) -> str:
         how = f"was ended by {self.signal_name}" if self.signal_name else f"exited with {self.code}"
+        if self.oom:
+            how += " since memory ran out (a smaller context or fewer slots need less)"
         return f"{self.what} {how}" + (f": {self.last_line}" if self.last_line else "")
 
 

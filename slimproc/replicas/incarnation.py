@@ -85,7 +85,7 @@ class Incarnation:
             cancel_grace=limits.cancel_grace,
         )
         self._link = EngineLink(self.process, self)
-        self.process.watch_exit(self._on_exit)
+        self.process.watch_exit(self._on_exit, limits.oom_kills)
         self._link.send(wire.Load(self.process.epoch, settings, max(60.0, 2 * limits.stall_timeout)))
 
     # --- slots and sequences --------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Incarnation:
                 self.ready_since = time.monotonic()
                 self._post(ReplicaEvent.READY_RECEIVED, self, "")
             case wire.LoadRefused():
-                self.refused = Refusal(report.message, report.permanent)
+                self.refused = Refusal(report.message, report.permanent, report.scarce)
             case wire.Tokenized() | wire.Detokenized() | wire.QuestionRefused():
                 future = self._questions.get(report.question)
                 if future is not None and not future.done():
@@ -290,8 +290,10 @@ class Incarnation:
         self._link.close()
         lost = list(self._streams)
         self._crash_reason = reason
+        box = self.process.reader.black_box()
+        suspects = set(box.rids) if box.inside else set()
         for rid in lost:
-            self._lose(rid, self._crash())
+            self._lose(rid, self._crash(inside=rid in suspects))
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(ServiceUnavailable(f"the engine died: {reason}"))
@@ -300,5 +302,8 @@ class Incarnation:
 
     _crash_reason = "it died before the request reached it"
 
-    def _crash(self) -> EngineCrashed:
-        return EngineCrashed(f"the engine process ended while it had this request: {self._crash_reason}")
+    def _crash(self, *, inside: bool = False) -> EngineCrashed:
+        return EngineCrashed(
+            f"the engine process ended while it had this request: {self._crash_reason}",
+            inside_of=self.process.epoch if inside else None,
+        )

@@ -11,6 +11,7 @@ from slimproc import logs
 _LAST_LINES = 40
 _LINE_LIMIT = 1000
 _PIECE = 1 << 16
+_FATAL = "Fatal Python error"
 _LAST_PIECES = 64
 """What is still read after a death. A child's pipe holds one piece; what writes more than this is not our child."""
 
@@ -23,6 +24,8 @@ class LastWords:
         self._name = name
         self._log = log
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._last = ""
+        self._dumping = False
         self._partial = b""
         self._open = True
         self._loop = asyncio.get_running_loop()
@@ -47,6 +50,10 @@ class LastWords:
         text = line[:_LINE_LIMIT].decode("utf-8", "replace").rstrip()
         if text:
             self._lines.append(text)
+            # A native library says what went wrong; the stacks that Python's faulthandler prints then say only where.
+            self._dumping = self._dumping or text.startswith(_FATAL)
+            if not self._dumping or not self._last:
+                self._last = text
             self._log.info(text, replica=self._name)
 
     def read_what_is_left(self) -> None:
@@ -57,7 +64,8 @@ class LastWords:
 
     @property
     def last_line(self) -> str:
-        return self._lines[-1] if self._lines else ""
+        """That says anything: of a crash, the one before Python's own report of it."""
+        return self._last
 
     @property
     def last_lines(self) -> list[str]:

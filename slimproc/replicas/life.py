@@ -14,10 +14,13 @@ from slimproc.replicas.states import ReplicaEvent
 
 
 class Refusal(NamedTuple):
-    """Why a life could not become ready, in its own words. ``permanent``: trying again cannot help."""
+    """Why a life could not become ready, in its own words. ``permanent``: trying again cannot help. ``scarce``: it
+    did not get the memory that it wanted.
+    """
 
     message: str
     permanent: bool = False
+    scarce: bool = False
 
 
 class AnySlot(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from slimproc.replicas.oom import OomKills
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class EngineLimits:
     stall_timeout: float
     cancel_grace: float
     environ: Mapping[str, str]
+    oom_kills: OomKills = field(default_factory=OomKills)
 
 
 @dataclass(frozen=True)

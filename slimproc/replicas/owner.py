@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from slimproc import logs
 from slimproc.metrics import ModelMetrics
+from slimproc.replicas.exits import ExitStatus
 from slimproc.replicas.life import Life, LifeSource
 from slimproc.replicas.limits import ReplicaLimits
 from slimproc.replicas.restart import RestartPolicy
@@ -42,6 +43,8 @@ class ReplicaOwner(ABC):
         """Why the last life is no more, or cannot be; empty while all is well."""
         self.load_failed = False
         """The last life never became ready."""
+        self.short_of_memory = 0
+        """Loads in a row, since it was last asked to start, that did not get the memory they wanted."""
         self.restarts = 0
         self.changed_at = time.monotonic()
         self.device: str | None = None
@@ -106,8 +109,9 @@ class ReplicaOwner(ABC):
             await asyncio.sleep(0)  # whoever waits for STOPPED sees it
         else:
             heard = await self._must_hear()
-        if heard.event is ReplicaEvent.START_ASKED and heard.detail:
-            self.device = heard.detail
+        if heard.event is ReplicaEvent.START_ASKED:
+            self.short_of_memory = 0
+            self.device = heard.detail or self.device
         self._enter(heard.event)
 
     async def _while_starting(self) -> None:
@@ -128,7 +132,11 @@ class ReplicaOwner(ABC):
             self._became_ready()
             self._enter(heard.event)
         elif heard.event is ReplicaEvent.EXITED:
-            self._died(self._refusal() or heard.detail, "load_failed")
+            oom = self._ended_by_oom()
+            self._died(self._refusal() or heard.detail, "oom" if oom else "load_failed")
+            if oom or self._refused_for_memory():
+                self.short_of_memory += 1
+                self.load_failed = False  # who waits for it goes on waiting, for another try or for residency's word
             self._bury()
             self._enter(heard.event)
         else:
@@ -139,7 +147,7 @@ class ReplicaOwner(ABC):
     async def _while_ready(self) -> None:
         heard = await self._must_hear()
         if heard.event is ReplicaEvent.EXITED:
-            self._died(heard.detail, "exited")
+            self._died(heard.detail, "oom" if self._ended_by_oom() else "exited")
             self._bury()
         elif heard.event is ReplicaEvent.STALLED:
             self._died(heard.detail, "stalled")
@@ -294,6 +302,7 @@ class ReplicaOwner(ABC):
         assert self._life is not None
         self.reason = ""
         self._quiet = self.load_failed = False
+        self.short_of_memory = 0
         self.resident_since = self.idle_since = time.monotonic()
         self._metrics.loads["ok"] += 1
         self._metrics.load_seconds.observe(self._life.load_seconds)
@@ -305,6 +314,14 @@ class ReplicaOwner(ABC):
             return ""
         self._permanent = refused.permanent
         return refused.message
+
+    def _refused_for_memory(self) -> bool:
+        refused = self._life.refused if self._life else None
+        return refused is not None and refused.scarce
+
+    def _ended_by_oom(self) -> bool:
+        status = self._life.status if self._life else None
+        return isinstance(status, ExitStatus) and status.oom
 
     def _died(self, reason: str, kind: str) -> None:
         self._quiet = self._policy.endless and reason == self.reason

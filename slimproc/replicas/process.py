@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from slimproc.ipc.credit import create_credit
 from slimproc.ipc.ring import RingReader, create_region
 from slimproc.replicas.exits import RESET_SIGNALS, ExitStatus, ExitWatch
 from slimproc.replicas.last_words import LastWords
+from slimproc.replicas.oom import OomKills
 
 log = logs.get("slimproc.engine")
 
@@ -35,6 +37,8 @@ class EngineProcess:
         """Spawn, with exactly ``environ``. Raises OSError, and then nothing is left over."""
         self.name = name
         self.epoch = secrets.randbits(63)
+        self._killed = False
+        """By us."""
         with contextlib.ExitStack() as undo:
             self._spawn(replica, ring_size, credit, environ, undo)
             self._shared = undo.pop_all()
@@ -81,18 +85,21 @@ class EngineProcess:
 
     # --- death --------------------------------------------------------------------------------------------------
 
-    def watch_exit(self, on_exit: Callable[[ExitStatus], None]) -> None:
-        """Call back once, in the loop."""
+    def watch_exit(self, on_exit: Callable[[ExitStatus], None], oom_kills: OomKills | None = None) -> None:
+        """Call back once, in the loop. Without ``oom_kills`` nobody asks whether memory ran out."""
 
         def tell(code: int) -> None:
             self._words.read_what_is_left()
-            on_exit(ExitStatus(code, self.last_line))
+            killed = code == -signal.SIGKILL and not self._killed
+            oom = killed and oom_kills is not None and oom_kills.explains_one()
+            on_exit(ExitStatus(code, self.last_line, oom=oom))
 
         self._exit = ExitWatch(self.pid, self.name, tell)
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has been reaped (its number may be someone else's by now)."""
         if not self._exit.exited:
+            self._killed = self._killed or number == signal.SIGKILL
             os.kill(self.pid, number)
 
     @property

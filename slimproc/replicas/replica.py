@@ -79,6 +79,10 @@ class Replica(ReplicaOwner):
         if leave and self._life is not None and self.state is ReplicaState.STOPPING:
             self._life.let_go()
 
+    def set_limits(self, limits: ReplicaLimits) -> None:
+        """They hold from the next load and the next stop on."""
+        self._limits = limits
+
     def abandon_drain(self) -> None:
         """Serve on, if it is still being drained and every stop that was asked since was an eviction."""
         self._post(ReplicaEvent.DRAIN_ABANDONED, None, "")

@@ -16,21 +16,58 @@ class Supervisor:
         self._replicas: dict[str, list[Replica]] = {}
         for replica in replicas:
             self._replicas.setdefault(replica.model, []).append(replica)
+        self._retired: list[Replica] = []
+        self._owners: asyncio.TaskGroup | None = None
+        self._tasks: dict[Replica, list[asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Own the replicas until cancelled; an owner's bug ends the server rather than leave a replica without one."""
-        async with asyncio.TaskGroup() as owners:
+        async with asyncio.TaskGroup() as self._owners:
             for replica in self:
-                owners.create_task(replica.run(), name=f"owner of {replica.name}")
-                owners.create_task(replica.watch(), name=f"watcher of {replica.name}")
+                self._own(replica)
+            await asyncio.Event().wait()  # for ever: others may come
+
+    def _own(self, replica: Replica) -> None:
+        if self._owners is not None:
+            self._tasks[replica] = [
+                self._owners.create_task(replica.run(), name=f"owner of {replica.name}"),
+                self._owners.create_task(replica.watch(), name=f"watcher of {replica.name}"),
+            ]
 
     def __iter__(self) -> Iterator[Replica]:
+        """All that there are, also those that have been replaced and have not ended."""
         for replicas in self._replicas.values():
             yield from replicas
+        yield from self._retired
 
     def of(self, model: str) -> list[Replica]:
-        """The replicas of a configured model."""
-        return self._replicas[model]
+        """The replicas that serve a model, or are to; none of a model that is not (any more) configured."""
+        return self._replicas.get(model, [])
+
+    def indices(self, model: str) -> set[int]:
+        """Of all replicas that the model has: a new one has to be called otherwise."""
+        return {replica.index for replica in self if replica.model == model}
+
+    def replace(self, model: str, replicas: list[Replica]) -> list[Replica]:
+        """These serve the model from now on. Returns those that did, which the caller stops and then removes."""
+        old = self.of(model)
+        self._replicas[model] = replicas
+        self._retired += old
+        for replica in replicas:
+            self._own(replica)
+        return old
+
+    def retire(self, model: str) -> list[Replica]:
+        """Nothing serves the model from now on. Returns those that did, as ``replace`` does."""
+        old = self.replace(model, [])
+        del self._replicas[model]
+        return old
+
+    def remove(self, replica: Replica) -> None:
+        """One that was replaced has stopped."""
+        self._retired.remove(replica)
+        for task in self._tasks.pop(replica, ()):
+            task.cancel()
 
     def start_all(self) -> None:
         for replica in self:

@@ -34,6 +34,14 @@ class Catalog:
         self._known: tuple[frozenset[str], str | None] | None = None
         self._usable = Usable(())
 
+    def reconfigure(self, config: Config) -> None:
+        self._config = config
+
+    def check(self, model: ModelConfig) -> None:
+        """Raise ConfigError for a device that is not there, once it is known which there are."""
+        if model.device is not None and self._known is not None and self._known[1] in ("", ABSENT):
+            resolve_device(model.device, self._usable.devices, param=f"models.{model.name}.device")
+
     # --- needs --------------------------------------------------------------------------------------------------------
 
     def wants_gpu(self, model: ModelConfig) -> bool:
@@ -103,11 +111,15 @@ class Catalog:
         self._known, self._usable = known, usable
 
     def place(self, unit: Unit) -> tuple[str, ...]:
-        """Where a unit may be, best first: the device it names; else the GPUs, if it can use one; else the host. Without
+        """Where a unit may be: see ``places``."""
+        return self.places(unit.config)
+
+    def places(self, model: ModelConfig) -> tuple[str, ...]:
+        """Where a model may be, best first: the device it names; else the GPUs, if it can use one; else the host. Without
         any GPU in the machine the host is meant; with one that does not answer it is not, for that would be too slow to
         be what anybody wanted.
         """
-        model, usable = unit.config, self._usable.devices
+        usable = self._usable.devices
         if model.device is not None:
             try:
                 return (resolve_device(model.device, usable),)

@@ -14,6 +14,7 @@ What may be promised to somebody new on a device is ``free - Σ max(0, hold - at
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from slimproc.residency.holds import HEADROOM, Ended, Entry, Hold, mapped_files
 from slimproc.residency.views import HOST, Claim, DeviceSample, DeviceView, Sample
@@ -38,6 +39,9 @@ class Ledger:
         self._residues: dict[str, Entry] = {}
         self._ended: list[Ended] = []
         self._last_end: dict[str, float] = {}
+
+    def reconfigure(self, margin: int | None, max_sample_age: float) -> None:
+        self._margin, self._max_sample_age = margin, max_sample_age
 
     # --- what is measured ---------------------------------------------------------------------------------------------
 
@@ -130,6 +134,14 @@ class Ledger:
         entry.asked = entry.bytes
         entry.state, entry.changed = "releasing", now
         self._releasing.append(entry)
+
+    def forget(self, owner: str, now: float) -> None:
+        """The owner is no more, nor has it left anything behind."""
+        self.end(owner, now)
+        self._residues.pop(owner, None)
+        for entry in self._releasing:
+            if entry.owner == owner:
+                entry.claim = replace(entry.claim, residual=0)
 
     def _note_end(self, entry: Entry, now: float) -> None:
         self._last_end[entry.device] = max(now, self._last_end.get(entry.device, now))

@@ -106,6 +106,39 @@ class ResidencyManager:
     def __repr__(self) -> str:
         return f"<ResidencyManager {len(self._units)} units, {self._ledger!r}>"
 
+    # --- another configuration ----------------------------------------------------------------------------------------
+
+    def reconfigure(self, *, strict: bool, drain_timeout: float, max_sample_age: float) -> None:
+        self._strict = strict
+        self._drain_timeout = drain_timeout
+        self._patience.set_limit(max_sample_age)
+        self.wake()
+
+    def add(self, unit: Unit) -> None:
+        unit.devices = self._place(unit)
+        self._units[unit.name] = unit
+        self.wake()
+
+    def retire(self, name: str) -> None:
+        """It is being stopped for good, so that nobody's wishes are for it; ``remove`` it when it has stopped."""
+        unit = self._units.get(name)
+        if unit is not None:
+            self._wishes.drop(unit.model)
+            unit.retired, unit.drained_for, unit.expired = True, None, False
+            if unit.asked != "start":
+                unit.asked = "stop"
+            self.wake()
+
+    def remove(self, name: str) -> None:
+        """It has stopped, and what it held is free."""
+        unit = self._units.pop(name, None)
+        if unit is not None:
+            self._release(unit, time.monotonic())
+            self._ledger.forget(name, time.monotonic())
+            for remembered in (self._leaders, self._learnt_at, self._denied_since):
+                remembered.pop(name, None)
+            self.wake()
+
     # --- news ---------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -324,6 +357,8 @@ class ResidencyManager:
         that has let go by itself holds nothing any more.
         """
         for unit in self._units.values():
+            if unit.retired:
+                continue
             if unit.phase is Phase.UNKNOWN and unit.replica.resident_already and unit.devices:
                 self._start(unit, unit.device or unit.devices[0], unit.claim.peak, now)
             elif unit.phase in (Phase.ABSENT, Phase.FAILED):

@@ -14,6 +14,9 @@ class Patience:
         self._limit = limit
         self._since: dict[str, float] = {}
 
+    def set_limit(self, limit: float) -> None:
+        self._limit = limit
+
     def look(self, plan: Plan, world: World) -> tuple[list[Demand], float | None]:
         """The demands whose time is over, and the instant at which the next one's is."""
         self._note(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slimproc.config import Config, ModelConfig
@@ -20,6 +20,9 @@ from slimproc.residency.views import HOST, Claim, Demand, DeviceReport, Explanat
 
 _PROBE_DELAY: Final = 1.0
 """Seconds after the start, where no GPU is wanted: the first sample is the front's own, and the loads come first."""
+
+_KNOWN_LIMIT: Final = 10.0
+"""Seconds that a reload waits for the first word of the drivers."""
 
 
 class ResidencyService:
@@ -43,7 +46,7 @@ class ResidencyService:
         self._ledger = Ledger(policy.margin, policy.max_sample_age)
         self._sampler = Sampler(self._on_sample, environ=probe_environ, host_limit=policy.host_limit)
         self._latest: Sample | None = None
-        self._checked = False
+        self._checked = asyncio.Event()
         """The configured peaks were held against the devices that there are."""
         self._units: list[Unit] = []
         self._unmanaged: list[Replica] = []
@@ -69,8 +72,75 @@ class ResidencyService:
             max_sample_age=policy.max_sample_age,
         )
         for unit in self._units:
-            unit.replica.may_start = self.manager.may_start
-            unit.replica.on_unload_failed = self.manager.on_unload_failed
+            self._listen(unit)
+
+    def _listen(self, unit: Unit) -> None:
+        unit.replica.may_start = self.manager.may_start
+        unit.replica.on_unload_failed = self.manager.on_unload_failed
+
+    # --- another configuration ----------------------------------------------------------------------------------------
+
+    async def wait_known(self) -> None:
+        """Wait until it is known which devices there are, which ``check`` needs. Raises ConfigError where it takes too long."""
+        try:
+            async with asyncio.timeout(_KNOWN_LIMIT):
+                await self._checked.wait()
+        except TimeoutError:
+            raise ConfigError("it is not known yet which devices there are: try again") from None
+
+    def check(self, config: Config) -> None:
+        """Raise ConfigError for what the devices that there are rule out."""
+        for model in config.models.values():
+            self._catalog.check(model)
+            if model.managed:
+                self._check_peak(model, self._catalog.claim(model), self._catalog.places(model))
+
+    def reconfigure(self, config: Config, added: Iterable[Replica]) -> None:
+        """Another configuration from now on, and more replicas, which are loaded when they are wanted."""
+        policy = config.memory
+        self._config = config
+        self._catalog.reconfigure(config)
+        self._ledger.reconfigure(policy.margin, policy.max_sample_age)
+        for unit in self._units:
+            if not unit.retired and unit.model in config.models:
+                unit.config = config.models[unit.model]
+        for replica in added:
+            model = config.models[replica.model]
+            if model.managed:
+                unit = Unit(replica, model, self._claim_of(model))
+                self._listen(unit)
+                self._units.append(unit)
+                self.manager.add(unit)
+            else:
+                self._unmanaged.append(replica)
+                replica.ask_start()
+        self.manager.reconfigure(
+            strict=config.order == "strict",
+            drain_timeout=config.drain_timeout,
+            max_sample_age=policy.max_sample_age,
+        )
+
+    def retire(self, replica: Replica) -> None:
+        """It is about to be stopped for good; ``remove`` it then."""
+        self.manager.retire(replica.name)
+
+    def remove(self, replica: Replica) -> None:
+        """It has stopped."""
+        self._units = [unit for unit in self._units if unit.replica is not replica]
+        self._unmanaged = [other for other in self._unmanaged if other is not replica]
+        self.manager.remove(replica.name)
+
+    def begin(self, added: Collection[str], again: Collection[str]) -> None:
+        """Load what is new as at a start, and again what was in memory and was replaced."""
+        self.manager.preload(name for name in self._preload if name in added)
+        for name in again:
+            self.manager.load(name)
+
+    @property
+    def _preload(self) -> tuple[str, ...]:
+        if self._config.preload is not None:
+            return self._config.preload
+        return tuple(name for name, model in self._config.models.items() if model.backend is not None)
 
     def _claim_of(self, model: ModelConfig) -> Callable[[], Claim]:
         return lambda: self._catalog.claim(model)
@@ -79,8 +149,8 @@ class ResidencyService:
         self._latest = sample
         self._catalog.look(sample, self._sampler.driver)
         self.manager.on_sample(sample)
-        if not self._checked and self._sampler.driver is not None:
-            self._checked = True  # what shrinks later is no fault of the configuration
+        if not self._checked.is_set() and self._sampler.driver is not None:
+            self._checked.set()  # what shrinks later is no fault of the configuration
             self._check_peaks()
 
     def _refresh(self, device: str) -> None:
@@ -90,18 +160,20 @@ class ResidencyService:
             self.manager.on_sample(self._sampler.sample_now())
 
     def _check_peaks(self) -> None:
+        for unit in self._units:
+            self._check_peak(unit.config, unit.claim, unit.devices)
+
+    def _check_peak(self, model: ModelConfig, claim: Claim, places: Sequence[str]) -> None:
         """Raise ConfigError for a configured peak that no device could ever hold."""
         devices = self._ledger.views(time.monotonic())
-        for unit in self._units:
-            claim = unit.claim
-            rooms = [devices[device].total - devices[device].margin for device in unit.devices if device in devices]
-            if unit.config.memory is not None and rooms and claim.peak > max(rooms):
-                key = "load_peak" if claim.load_peak > max(rooms) else "inference_peak"
-                raise ConfigError(
-                    f"models.{unit.model}.memory.{key}: {claim.peak} bytes are more than {', '.join(unit.devices)} "
-                    f"can have ({max(rooms)} without the margin)",
-                    param=f"models.{unit.model}.memory.{key}",
-                )
+        rooms = [devices[device].total - devices[device].margin for device in places if device in devices]
+        if model.memory is not None and rooms and claim.peak > max(rooms):
+            key = "load_peak" if claim.load_peak > max(rooms) else "inference_peak"
+            raise ConfigError(
+                f"models.{model.name}.memory.{key}: {claim.peak} bytes are more than {', '.join(places)} "
+                f"can have ({max(rooms)} without the margin)",
+                param=f"models.{model.name}.memory.{key}",
+            )
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -162,10 +234,7 @@ class ResidencyService:
         """Begin what is to be in memory from the start. Where no GPU is wanted, the loads begin at once."""
         for replica in self._unmanaged:
             replica.ask_start()
-        preload = self._config.preload
-        if preload is None:
-            preload = tuple(name for name, model in self._config.models.items() if model.backend is not None)
-        self.manager.preload(preload)
+        self.manager.preload(self._preload)
         if not self._wants_gpu:
             self._on_sample(self._sampler.sample_now())
 

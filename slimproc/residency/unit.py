@@ -48,6 +48,8 @@ class Unit:
         self.expired = False
         self.state = replica.state
         """As it was when residency last heard of it."""
+        self.retired = False
+        """It is stopping for good: its model has other replicas by now, or is no longer configured."""
         self.forgiven = False
         """An operator wants it tried again, however short a time ago it was given up."""
         self._make_claim = make_claim
@@ -61,7 +63,8 @@ class Unit:
 
     @property
     def model(self) -> str:
-        return self.config.name
+        """Whose wishes it is for: nobody's once it is retired."""
+        return self.config.name if not self.retired else f"{self.config.name}, as it was"
 
     def renew_claim(self) -> None:
         """Ask again what it will need: its file may have come or changed, or it was measured meanwhile."""
@@ -95,11 +98,11 @@ class Unit:
             hold=hold,
             attributed=attributed,
             busy=replica.occupied,
-            pinned=config.pin,
+            pinned=config.pin and not self.retired,
             resident_since=replica.resident_since,
             idle_since=replica.idle_since,
             min_resident=config.min_resident,
-            ttl=config.ttl,
+            ttl=None if self.retired else config.ttl,
             drained_for=self.drained_for,
             expired=self.expired,
             retired=replica.state is ReplicaState.BACKOFF,

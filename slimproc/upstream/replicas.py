@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slimproc.config.upstream import Command, Remote
@@ -48,13 +48,16 @@ class Upstreams:
         metrics: ModelMetrics,
         *,
         on_change: Callable[[Replica], None],
-        count: int = 1,
+        indices: Sequence[int] | None = None,
     ) -> list[Replica]:
-        """One for each base URL, or ``count`` of a command."""
+        """One for each base URL; of a command, as many as wanted. ``indices``: their numbers, and so how many; None: from 0 on."""
+        if indices is None:
+            indices = range(1 if isinstance(how, Command) else len(how.base_urls))
         if isinstance(how, Command):
-            sources = [self._command(f"{model}/{index}", how, limits) for index in range(count)]
+            sources = [self._command(f"{model}/{index}", how, limits) for index in indices]
         else:
-            sources = [self._remote(f"{model}/{index}", how, url, limits) for index, url in enumerate(how.base_urls)]
+            pairs = zip(indices, how.base_urls, strict=True)
+            sources = [self._remote(f"{model}/{index}", how, url, limits) for index, url in pairs]
         return [
             Replica(
                 model,
@@ -66,7 +69,7 @@ class Upstreams:
                 on_change=on_change,
                 policy=_policy(how),
             )
-            for index, source in enumerate(sources)
+            for index, source in zip(indices, sources, strict=True)
         ]
 
     def _command(self, name: str, command: Command, limits: UpstreamLimits) -> LifeSource:

@@ -252,7 +252,7 @@ async def test_a_request_that_was_in_two_crashes_is_not_tried_a_third_time(open_
         desk.replica.crash()
     with pytest.raises(EngineCrashed) as caught:
         await generation.wait_started(None)
-    assert not caught.value.retryable
+    assert caught.value.retryable, "it was in no native call: the fault need not be its own"
     generation.close()
     assert desk.outcomes() == {"engine_crashed": 1}
     assert not desk.replica.become_ready().submits

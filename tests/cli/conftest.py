@@ -1,3 +1,4 @@
+import signal
 import socketserver
 import sys
 import threading
@@ -45,19 +46,21 @@ def slimproc(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """In the place of slimproc.server: ``configs`` gets what it was to run; ``end`` says how that went."""
     module = types.ModuleType("slimproc.server")
     module.configs = []
     module.end = lambda: 0
 
-    def run(config: object) -> int:
+    def run(config: object, *, read: Callable[[], object]) -> int:
         module.configs.append(config)
+        module.read = read
         return module.end()
 
     module.run = run
     monkeypatch.setitem(sys.modules, "slimproc.server", module)
-    return module
+    yield module
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # which a real server does
 
 
 @pytest.fixture

@@ -214,6 +214,21 @@ def test_an_interrupt_ends_the_engine_and_prints_no_block(tmp_path, stage):
     assert not child.is_running()
 
 
+def test_an_engine_that_dies_in_a_request_ends_it_with_its_reason(tmp_path):
+    with Measuring(tmp_path, {"backend": "fake", "fake": {"token_latency": 600}}).begin() as process:
+        try:
+            for line in process.stderr:
+                if "serving" in line:
+                    break
+            wait_until(lambda: engines(process), "the engine is there")[0].kill()
+            out, err = process.communicate(timeout=LIMIT)
+        finally:
+            process.kill()
+
+    assert (process.returncode, out) == (1, "")
+    assert "SIGKILL" in err.splitlines()[-1]
+
+
 def engines(process: subprocess.Popen) -> list[psutil.Process]:
     """Those of its children that are engines."""
     found = []
@@ -387,6 +402,27 @@ def test_a_remote_load_that_fails_ends_it_with_the_servers_reason(nvml, tmp_path
 
     assert "LOAD_FAILED: no weights" in done.err.splitlines()[-1]
     assert done.out == ""
+
+
+@pytest.mark.slow
+def test_an_unload_that_fails_ends_it_with_the_servers_reason_in_time(nvml, tmp_path):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    body = tmp_path / "body.json"
+    body.write_text("{}")
+    with running(OnGpu(gpu, unload_refused=(409, "BUSY"))) as server:
+        model = remote(server, unload_timeout=1)
+        done = Measuring(tmp_path, model, environ=nvml.environ).run("--body", str(body), status=1)
+
+    assert "not unloaded within 1 s: BUSY" in done.err.splitlines()[-1]
+    assert done.out == ""
+
+
+@pytest.mark.slow
+def test_a_driver_that_hangs_is_an_error_and_not_a_wait_without_end(nvml, tmp_path):
+    nvml.add_gpu().hang(60)
+    done = Measuring(tmp_path, on_gpu(GIB), environ=nvml.environ).run(status=1)
+
+    assert "the driver does not answer" in done.err
 
 
 def test_of_several_gpus_nobody_guesses_which_one_a_remote_server_is_on(nvml, tmp_path):

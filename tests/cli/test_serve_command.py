@@ -38,6 +38,19 @@ def test_a_file_can_be_named(slimproc, server, here):
     assert [list(config.models) for config in server.configs] == [["x"]] * 4
 
 
+def test_what_the_server_reads_again_comes_from_the_same_places(slimproc, server, here):
+    file = here / "slimproc.yaml"
+    file.write_text("order: fair\nmodels: {m: {backend: fake}}\n")
+    assert slimproc("serve", "--slots", "9").status == 0
+    file.write_text("order: strict\nmodels: {m: {backend: fake}}\n")
+    (here / ".env").write_text("SLIMPROC_LOG_JSON=true\n")
+    config = server.read()
+    assert (config.order, config.log_json, config.models["m"].slots) == ("strict", True, 9)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"slimproc\.yaml"):
+        server.read()
+
+
 def test_a_wrong_configuration_is_told_on_stderr_and_exits_78(slimproc, server, here):
     (here / "slimproc.yaml").write_text("listn: 1\nmodels: {m: {backend: fake, slots: 0}}\n")
     result = slimproc("serve")
@@ -131,7 +144,7 @@ def test_a_plain_serve_imports_nothing_that_it_does_not_need(tmp_path):
     script = """
 import sys, types
 server = types.ModuleType("slimproc.server")
-server.run = lambda config: print(*sys.modules) or 0
+server.run = lambda config, read: print(*sys.modules) or 0
 sys.modules["slimproc.server"] = server
 sys.argv = ["slimproc", "serve", "--backend", "fake", "--port", "0"]
 from slimproc.cli import main

@@ -187,6 +187,26 @@ def test_stopping_ends_an_engine_that_wants_to_stay_and_counts_as_success(lab, s
     assert not lab.lives(engine)
 
 
+def test_a_reload_puts_a_changed_file_in_force_and_keeps_the_engine(lab, service):
+    service.start()
+    engine, front = service.engine(), service.front
+    service.configure(aliases=["nick"])
+    lab.run("systemctl", "reload", "slimproc.service")
+    wait_until(lambda: "reloaded" in lab.journal(), "it has read its file again")
+    lab.wait("ActiveState", "active")
+    assert (service.front, service.engine(), lab.show("NRestarts")) == (front, engine, "0")
+
+
+def test_a_reload_of_a_wrong_file_changes_nothing_and_its_status_says_so(lab, service):
+    service.start()
+    engine = service.engine()
+    lab.write(CONFIG, "models: {}\nlisten: nonsense\n")
+    lab.run("systemctl", "reload", "slimproc.service")
+    wait_until(lambda: "the last reload was refused: " in lab.show("StatusText"), "its status says so")
+    assert lab.show("ActiveState") == "active"
+    assert (lab.get(), service.engine()) == (200, engine)
+
+
 def test_a_wrong_configuration_is_told_and_not_tried_again(lab, service):
     lab.write(CONFIG, "models: {}\nlisten: nonsense\n")
     lab.run("systemctl", "start", "slimproc.service", check=False)

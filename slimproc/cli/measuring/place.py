@@ -42,7 +42,8 @@ class Place:
         name = self._unit.model
         if not devices:
             wanted = self._unit.config.device or "a GPU"
-            raise CannotMeasure(f"{name}: {wanted} is not there, or does not answer ({sampler.driver or 'no driver'})")
+            reason = "the driver does not answer" if sampler.driver is None else sampler.driver or "it is not there"
+            raise CannotMeasure(f"{name}: it needs {wanted}, which cannot be used now: {reason}")
         if len(devices) > 1 and isinstance(self._unit.config.upstream, Remote):
             listed = ", ".join(devices)
             raise CannotMeasure(f"{name}: say on which GPU its server is, by the model's key device: {listed}")

@@ -42,7 +42,8 @@ class FakeMemory:
         with _alone(folder):
             free = _free(folder)
             if size > free:
-                raise LoadFailed(f"CUDA error: out of memory: {size} bytes do not fit {self._device}, {free} are free")
+                wanted = f"{size} bytes do not fit {self._device}, {free} are free"
+                raise LoadFailed(f"CUDA error: out of memory: {wanted}", scarce=True)
             self._folder = folder
             _write(folder / "alloc" / str(os.getpid()), size)
 

@@ -61,7 +61,7 @@ def _load(model: Any, path: Path) -> Any:
     handle = lib.llama_adapter_lora_init(model, os.fsencode(path))
     if not handle:
         cause = native_log.cause("llama.cpp refused it without a word")
-        raise LoadFailed(f"lora {path}: {cause}", permanent="alloc" not in cause)
+        raise LoadFailed(f"lora {path}: {cause}", permanent="alloc" not in cause, scarce="alloc" in cause)
     return ctypes.cast(handle, lib.llama_adapter_lora_p_ctypes)
 
 

@@ -15,11 +15,11 @@ from slimproc.engines.llama_cpp.lora import apply_adapters, check_adapters, desc
 from slimproc.engines.llama_cpp.pooling import Pooling, capabilities, must_be_told, pooling_of
 from slimproc.engines.llama_cpp.vocabulary import Vocabulary
 from slimproc.engines.prompt_scores import SCORED_ROWS
-from slimproc.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve
 from slimproc.settings import EngineSettings
+from slimproc.threads import default_threads, usable_cores
 
 BATCH = 512
 """Tokens that one call of llama_decode takes (n_batch and n_ubatch): beyond it CPUs gain nothing, and nothing can be

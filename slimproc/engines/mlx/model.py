@@ -12,11 +12,11 @@ from slimproc.engines.mlx import library
 from slimproc.engines.mlx.directory import ModelDirectory
 from slimproc.engines.mlx.library import mx
 from slimproc.engines.mlx.tokenizer import Vocabulary
-from slimproc.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve
 from slimproc.settings import EngineSettings
+from slimproc.threads import default_threads, usable_cores
 
 Result = TypeVar("Result")
 _DEFAULT_CONTEXT = 4096

@@ -29,6 +29,8 @@ def reaching_upstreams(gateway: Gateway, route: web.RouteDef) -> web.RouteDef:
     """The same route, which passes on what a model of an upstream is asked, at the same path of that."""
 
     async def handle(http: web.Request) -> web.StreamResponse:
+        if not gateway.has_upstreams:
+            return await route.handler(http)
         arrived = time.monotonic()
         model = None
         try:

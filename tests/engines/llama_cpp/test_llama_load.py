@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from slimproc.engines.backend import create
-from slimproc.threads import default_threads, usable_cores
 from slimproc.errors import LoadFailed
+from slimproc.threads import default_threads, usable_cores
 from tests.models import CHATML
 
 ROOT = str(Path(__file__).parents[3])

@@ -1,0 +1,197 @@
+"""S16: what each kind of fault costs in time: death, hang, disconnect, deadline, the front's own end.
+
+python benchmarks/faults.py [--runs 5] [--quick]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import peers
+import psutil
+from command import main
+from recovery import STREAMS, Stream, kill
+from scenario import Comparison, Options, Scenario
+
+STALL_TIMEOUT = 2.0
+DEADLINE = 0.5
+SHUTDOWN_TIMEOUT = 1.0
+LIMITS_MS = {
+    "death to the last error event": 1000.0,
+    "death to READY, beyond the load": 1000.0,
+    "hang to kill, beyond stall_timeout": 2000.0,
+    "disconnect to its slot freed": 200.0,
+    "deadline overshoot in the queue": 100.0,
+    "deadline overshoot in prefill": 100.0,
+    "deadline overshoot in mid-stream": 100.0,
+    "front killed to its engines gone": 1000.0,
+    "SIGTERM to exit, beyond shutdown_timeout": 2000.0,
+}
+"""What is promised of each, in milliseconds."""
+_PACE = '!fake {"token_latency": 0.002}'
+_PREFILL = '!fake {"prefill_steps": 100000, "prefill_latency": 0.002}'
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[peers.Slimproc]:
+    model = {"backend": "fake", "slots": STREAMS, "context": 1_000_000, "replicas": 1}
+    config = {"stall_timeout": STALL_TIMEOUT, "shutdown_timeout": SHUTDOWN_TIMEOUT, "models": {"fake": model}}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(json.dumps(config))  # which is YAML
+        file.flush()
+        with peers.running(peers.Slimproc("--config", file.name)) as server:
+            assert isinstance(server, peers.Slimproc)
+            yield server
+
+
+def death(server: peers.Slimproc) -> dict[str, float]:
+    seen = kill(server, _PACE)
+    return {
+        "death to the last error event": seen["error_ms"],
+        "death to READY, beyond the load": seen["beyond_load_ms"],
+    }
+
+
+def hang(server: peers.Slimproc) -> dict[str, float]:
+    """Until its clients hear of it, which is after the kill."""
+    server.admin("POST", f"/admin/models/{server.replica()['model']}/load")  # earlier deaths do not count
+    stream = Stream(server.port, _PACE)
+    before = server.replica()
+    os.kill(before["pid"], signal.SIGSTOP)
+    stopped = time.monotonic()
+    while not stream.failed:
+        stream.take()
+    took = time.monotonic() - stopped
+    stream.sock.close()
+    peers.wait_until(lambda: server.replica()["state"] == "ready", "it is ready again")
+    return {"hang to kill, beyond stall_timeout": (took - STALL_TIMEOUT) * 1000}
+
+
+def disconnect(server: peers.Slimproc) -> dict[str, float]:
+    """By the list of replicas, asked for again and again: what that takes is in it."""
+    stream = Stream(server.port, _PACE)
+    stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stream.sock.close()
+    left = time.monotonic()
+    while server.replica()["sequences"]:
+        if time.monotonic() - left > peers.LIMIT:
+            raise RuntimeError("the slot is not freed")
+    return {"disconnect to its slot freed": (time.monotonic() - left) * 1000}
+
+
+def deadlines(server: peers.Slimproc) -> dict[str, float]:
+    found = {f"deadline overshoot in {where}": _overshoot(server, prompt, stream=stream) for where, prompt, stream in (
+        ("prefill", _PREFILL, False), ("mid-stream", _PACE, True),
+    )}  # fmt: skip
+    holding = [Stream(server.port, '!fake {"token_latency": 0.01}') for _ in range(STREAMS)]
+    found["deadline overshoot in the queue"] = _overshoot(server, _PACE, stream=False)
+    for one in holding:
+        one.sock.close()
+    return found
+
+
+def _overshoot(server: peers.Slimproc, prompt: str, *, stream: bool) -> float:
+    """Milliseconds from the deadline to the error."""
+    body = json.dumps({"prompt": prompt, "max_tokens": 900_000, "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: {DEADLINE}\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=peers.LIMIT) as sock:
+        began = time.monotonic()
+        sock.sendall(head.encode() + b"\r\n\r\n" + body)
+        seen = b""
+        while b'"timeout"' not in seen:
+            piece = sock.recv(1 << 16)
+            if not piece:
+                raise RuntimeError(f"no error came: {seen[-500:]!r}")
+            seen = seen[-4096:] + piece
+        return (time.monotonic() - began - DEADLINE) * 1000
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A zombie does not, whenever whoever inherited it reaps it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def front_death() -> dict[str, float]:
+    with serving() as server:
+        stream = Stream(server.port, _PACE)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.kill()
+        killed = time.monotonic()
+        while any(_lives(child) for child in children):
+            if time.monotonic() - killed > peers.LIMIT:
+                raise RuntimeError(f"these outlived their front: {children}")
+        took = time.monotonic() - killed
+        stream.sock.close()
+    return {"front killed to its engines gone": took * 1000}
+
+
+def orderly_end() -> dict[str, float]:
+    """With streams that take longer than they may."""
+    with serving() as server:
+        streams = [Stream(server.port, _PACE) for _ in range(STREAMS)]
+        server.process.send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        while not all(stream.failed for stream in streams):
+            for stream in streams:
+                if not stream.failed:
+                    stream.take()
+        status = server.process.wait(peers.LIMIT)
+        took = time.monotonic() - asked
+        if status:
+            raise RuntimeError(f"it ended with {status}")
+        for stream in streams:
+            stream.sock.close()
+    return {"SIGTERM to exit, beyond shutdown_timeout": (took - SHUTDOWN_TIMEOUT) * 1000}
+
+
+WITHIN: tuple[Callable[[peers.Slimproc], dict[str, float]], ...] = (death, hang, disconnect, deadlines)
+OF_THE_SERVER: tuple[Callable[[], dict[str, float]], ...] = (front_death, orderly_end)
+
+
+def measure(options: Options) -> list[Comparison]:
+    runs: list[dict[str, Any]] = []
+    for number in range(options.runs):
+        with serving() as server:
+            for _ in range(1 if options.quick else 5):
+                seen: dict[str, float] = {}
+                for fault in WITHIN:
+                    seen |= fault(server)
+                runs.append({"run": number} | seen)
+        ends: dict[str, float] = {}
+        for end in OF_THE_SERVER:
+            ends |= end()
+        runs.append({"run": number} | ends)
+    return [
+        Comparison(label, "ms", {"slimproc": [run[label] for run in runs if label in run]}, limit, True, "", runs)
+        for label, limit in LIMITS_MS.items()
+    ]
+
+
+SCENARIOS = [
+    Scenario(
+        "faults",
+        "S16",
+        "what faults cost in time: a death, a hang, a disconnect, deadlines, the front's end",
+        f"by the client's clock, on the fake backend with {STREAMS} slots: an engine gets SIGKILL, and SIGSTOP, in "
+        "mid-stream; a client resets its connection; deadlines pass in the queue, in prefill and in mid-stream; the front "
+        "gets SIGKILL, and SIGTERM with streams that take longer than they may. What a setting asks to be waited for is "
+        "taken off. The worst of all is held against what is promised.",
+        "the time that a real model's load takes, and steps of a real model, which end a cancelled sequence only between two.",
+        measure,
+    )
+]
+
+if __name__ == "__main__":
+    sys.exit(main(SCENARIOS, __doc__ or ""))

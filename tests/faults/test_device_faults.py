@@ -1,0 +1,141 @@
+"""GPUs that are lost, drivers that do not answer, and memory that others take: with the stand-in driver."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tests.serving import ServerProcess, script, wait_until
+from tests.standin_nvml import LOST, MISMATCH, StandInNvml
+
+pytestmark = pytest.mark.slow
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def nvml(tmp_path):
+    return StandInNvml(tmp_path / "driver")
+
+
+@pytest.fixture
+def serve(tmp_path, nvml):
+    with contextlib.ExitStack() as stack:
+
+        def start(models, **top):
+            config = {"log_json": True, "memory": {"margin": "512MiB"} | top.pop("memory", {}), "models": models} | top
+            return stack.enter_context(ServerProcess(tmp_path / "server", config, **nvml.environ))
+
+        yield start
+
+
+def of_size(size, **fields):
+    own = {key: fields.pop(key) for key in ("load_time", "token_latency") if key in fields}
+    return {"backend": "fake", "fake": {"bytes": size} | own, **fields}
+
+
+def ask(server, model, prompt="hi", **fields):
+    return server.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 3} | fields)
+
+
+def states(server):
+    return {one["model"]: one["state"] for one in server.replicas()}
+
+
+def held(server, gpu):
+    return server.metric("memory_bytes", device=gpu.uuid, kind="held")
+
+
+def test_models_of_a_lost_gpu_move_to_one_with_room_and_those_of_others_notice_nothing(nvml, serve):
+    lost, sound = nvml.add_gpu(total=24 * GIB), nvml.add_gpu(total=24 * GIB)
+    models = {"a": of_size(6 * GIB), "b": of_size(6 * GIB, device=sound.uuid, token_latency=0.01)}
+    server = serve(models, memory={"max_sample_age": 2.0}).wait_ready()
+    first = {one["model"]: one["device"] for one in server.replicas()}
+    if first["a"] != lost.uuid:
+        lost, sound = sound, lost
+        pytest.skip("both were placed together") if first["a"] == first["b"] else None
+    with server.stream("hi", model="b", max_tokens=3000) as stream:
+        stream.take(1)
+        lost.fail(LOST)
+        server.kill_engine(0)  # what the driver does to a process whose GPU has fallen off the bus
+        assert ask(server, "a").status == 200
+        assert len(stream.take(3)) == 3
+    assert {one["model"]: one["device"] for one in server.replicas()} == {"a": sound.uuid, "b": sound.uuid}
+    assert server.replica(1)["restarts"] == 0
+    assert "Traceback" not in server.log
+
+
+def test_a_driver_that_no_longer_matches_stops_no_model_and_lets_none_in_until_it_does_again(nvml, serve):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    models = {"a": of_size(6 * GIB), "b": of_size(6 * GIB)}
+    server = serve(models, preload=["a"], memory={"max_sample_age": 1.0}).wait_ready()
+    gpu.fail(MISMATCH)
+    wait_until(
+        lambda: not server.get("/v1/models").json["gpu"]["fresh"] or server.get("/readyz").status == 503, "shown"
+    )
+
+    refused = ask(server, "b")
+    assert refused.status == 503
+    assert states(server)["b"] == "stopped"
+    assert ask(server, "a").status == 200
+
+    gpu.fail(0)
+    wait_until(lambda: ask(server, "b").status == 200, "it is loaded once the driver answers again")
+    assert "Traceback" not in server.log
+
+
+def test_memory_taken_by_others_between_the_claim_and_the_load_costs_one_more_try_and_is_told_in_numbers(nvml, serve):
+    """The load begins with 24 GiB free, and somebody takes 20 of them before it has got its 16."""
+    gpu = nvml.add_gpu(total=24 * GIB)
+    server = serve({"a": of_size(16 * GIB, load_time=2.0)}, preload=[])
+    waiting = server.begin("hi", model="a", max_tokens=3)
+    wait_until(lambda: states(server)["a"] == "starting" and gpu.allocated(), "it loads")
+    gpu.other(20 * GIB)
+
+    answer = waiting.answer()
+
+    assert (answer.status, answer.error["code"]) == (503, "insufficient_memory")
+    plan = answer.json["plan"]
+    assert (plan["verdict"], plan["device"], plan["needed"], plan["total"]) == ("refuse", gpu.uuid, 16 * GIB, 24 * GIB)
+    assert plan["available"] < 4 * GIB
+    assert 1 <= len(server.records("an engine is lost", kind="load_failed")) <= 2
+    wait_until(lambda: states(server)["a"] == "stopped", "nobody tries on")
+    wait_until(lambda: held(server, gpu) == 0, "nothing is held for it")
+    gpu.other(0)
+    wait_until(lambda: ask(server, "a").status == 200, "with the memory back, the next request is served")
+
+
+def test_a_load_that_fails_by_numbers_that_hide_the_truth_is_tried_twice_and_not_for_ever(nvml, serve):
+    """The sample always says that it fits: what others take is seen by the loading process alone."""
+    gpu = nvml.add_gpu(total=24 * GIB)
+    server = serve({"a": of_size(16 * GIB, memory={"load_peak": 4 * GIB, "inference_peak": 4 * GIB})}, preload=[])
+    gpu.other(12 * GIB)
+    wait_until(lambda: server.metric("memory_bytes", device=gpu.uuid, kind="free") < 13 * GIB, "the sample shows it")
+
+    answer = ask(server, "a")
+
+    assert (answer.status, answer.error["code"]) == (503, "insufficient_memory")
+    assert "out of memory" in answer.error["message"]
+    assert answer.json["plan"]["needed"] == 4 * GIB
+    assert len(server.records("an engine is lost", kind="load_failed")) == 2
+    wait_until(lambda: states(server)["a"] == "stopped", "nobody tries on")
+    wait_until(lambda: held(server, gpu) == 0, "nothing is held for it")
+
+
+def test_a_hundred_swaps_lose_no_request_and_the_ledger_drifts_by_no_byte(nvml, serve):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    gpu.linger(0.05)
+    server = serve({name: of_size(16 * GIB) for name in "ab"}).wait_ready()
+    before = held(server, gpu)
+    for turn in range(100):
+        model = "ba"[turn % 2]
+        answer = ask(server, model, script(tokens=["x"]))
+        assert (answer.status, answer.text) == (200, "x")
+        assert list(gpu.allocated().values()) == [16 * GIB], "never both"
+    assert server.metric("evictions_total", model="a") + server.metric("evictions_total", model="b") == 100
+    wait_until(lambda: held(server, gpu) == before, "as much is held as in the beginning")
+    for model in "ab":
+        server.admin(f"/admin/models/{model}/unload?wait=true", "POST")
+    wait_until(lambda: held(server, gpu) == 0, "and nothing when nothing is loaded")
+    assert gpu.allocated() == {}
