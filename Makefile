@@ -23,7 +23,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-all: test test-slow
 

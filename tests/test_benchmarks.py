@@ -12,6 +12,8 @@ import pytest
 
 from tests.models import tiny_random
 
+pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 60
 

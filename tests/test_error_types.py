@@ -34,6 +34,7 @@ WANTED = {
     "EngineError": (500, "engine_error", "server_error"),
     "EngineCrashed": (500, "engine_crashed", "server_error"),
     "EngineCrashedTwice": (500, "engine_crashed", "server_error"),
+    "Quarantined": (500, "engine_crashed", "server_error"),
     "LoadFailed": (503, "service_unavailable", "server_error"),
     "ConfigError": (500, "config_error", "server_error"),
     "RingCorrupt": (500, "ring_corrupt", "server_error"),
@@ -50,7 +51,7 @@ def test_an_error_has_its_status_code_and_type(kind):
 
 
 def test_only_what_a_second_try_makes_worse_is_not_to_be_retried():
-    final = {"DeadlineExceeded", "QueueTimeout", "DrainTimeout", "EngineCrashedTwice"}
+    final = {"DeadlineExceeded", "QueueTimeout", "DrainTimeout", "EngineCrashedTwice", "Quarantined"}
     assert {kind.__name__ for kind in ALL if not kind.retryable} == final
 
 

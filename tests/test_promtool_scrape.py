@@ -19,7 +19,7 @@ from tests.promtool import PROMETHEUS, needs_prometheus
 from tests.serving import LIMIT, ServerProcess, fake, wait_until
 from tests.test_grafana import DIRECTORY, queries, rules
 
-pytestmark = needs_prometheus
+pytestmark = [needs_prometheus, pytest.mark.slow]
 NONSENSE = 2000
 
 

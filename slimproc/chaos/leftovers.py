@@ -37,6 +37,19 @@ def claims(now: Sight, claim: Mapping[str, int]) -> list[Violation]:
     return found
 
 
+def overcommitted(now: Sight) -> list[Violation]:
+    """Of a server at any moment: no device has promised more than it has."""
+    found: list[Violation] = []
+    for (name, labels), total in now.metrics.items():
+        if name != "memory_bytes" or ("kind", "total") not in labels:
+            continue
+        device = dict(labels)["device"]
+        held = now.sum("memory_bytes", device=device, kind="held")
+        if held > total:
+            found.append(Violation("no device promises more than it has", f"{device}: {held:.0f} held of {total:.0f}"))
+    return found
+
+
 def left_over(before: Sight, after: Sight) -> list[Violation]:
     """Both of a server with no model in memory and nothing to do."""
     found = [Violation("the server comes to rest", what) for what in unsettled(after)]

@@ -143,11 +143,13 @@ class Run:
             began = time.monotonic()
             try:
                 status, _ = await self.serving.ask("GET", "/health", limit=10 * _HEALTH_WITHIN)
+                took = time.monotonic() - began
                 problem = "" if status == 200 else f"status {status}"
                 self.resident.append((self.elapsed, self.serving.resident()))
+                self._report(leftovers.overcommitted(await self.serving.metrics()))
             except (*_UNREACHABLE, ServerFailed) as error:
                 problem = repr(error)
-            took = time.monotonic() - began
+                took = time.monotonic() - began
             self.healths += 1
             self.slowest_health = max(self.slowest_health, took)
             if problem or took > _HEALTH_WITHIN:

@@ -50,6 +50,7 @@ def test_the_builtin_configuration_is_one(tmp_path):
     assert wanted > builtin()["memory"]["host_limit"], "they do not fit together"
 
 
+@pytest.mark.slow
 def test_a_short_run_against_a_live_server_violates_nothing(tmp_path):
     report = tmp_path / "report.json"
     ended = chaos("--seed", "5", "--minutes", "0.1", "--fault-every", "1", "--clients", "8", "--report", str(report))

@@ -124,6 +124,15 @@ def test_held_bytes_are_the_claims_of_what_lives():
         assert set(rules(leftovers.claims(bad, claim))) == {"held bytes are live replicas' claims"}
 
 
+def test_a_device_that_has_promised_more_than_it_has_is_found():
+    def now(held):
+        numbers = {"total": 1000, "held": held}
+        return Sight(metrics={("memory_bytes", (("device", "host"), ("kind", kind))): n for kind, n in numbers.items()})
+
+    assert leftovers.overcommitted(now(1000)) == []
+    assert rules(leftovers.overcommitted(now(1001))) == ["no device promises more than it has"]
+
+
 def test_memory_that_grows_all_along_is_found_and_one_peak_is_not():
     flat = [(second, (100 + (80 if second == 30 else 0)) * MIB) for second in range(60)]
     slope = [(second, (100 + 2 * second) * MIB) for second in range(60)]

@@ -27,6 +27,8 @@ from tests.serving import LIMIT, wait_until
 from tests.standin_nvml import NOT_SUPPORTED, StandInNvml
 from tests.upstream.standin import StandIn
 
+pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+
 MIB, GIB = 1 << 20, 1 << 30
 SERVER = """
 import http.server, sys

@@ -11,6 +11,8 @@ import pytest
 from tests.serving import ServerProcess, wait_until
 from tests.standin_nvml import StandInNvml
 
+pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+
 MIB, GIB = 1 << 20, 1 << 30
 
 

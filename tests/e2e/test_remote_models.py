@@ -15,6 +15,8 @@ from tests.serving import ServerProcess, wait_until
 from tests.standin_nvml import StandInNvml
 from tests.upstream.standin import standin_process
 
+pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+
 GIB = 1 << 30
 
 

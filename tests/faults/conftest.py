@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.serving import ServerProcess
@@ -28,3 +30,11 @@ def serve(tmp_path):
     yield start
     for server in running:
         server.close()
+
+
+def pytest_collection_modifyitems(items):
+    """Each waits for whole servers and their deaths: all of them go with the slow tests."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slow)

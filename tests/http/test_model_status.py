@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class Seen(FakeReplica):
         super().__init__()
         self.sighting = sighting
         self.unload_failed = ""
+        self.short_of_memory = False
         self.become(state, reason)
 
     def statistics(self) -> Any:
@@ -117,7 +119,9 @@ def gateway(memory: Memory, *replicas: FakeReplica) -> Any:
             return list(replicas)
 
     config = type("Config", (), {"drain_timeout": 0.1})
-    return type("Gateway", (), {"residency": memory, "supervisor": Supervisor(), "config": config})
+    admission = SimpleNamespace(clear_quarantine=lambda _: None)
+    parts = {"residency": memory, "supervisor": Supervisor(), "config": config, "admission": admission}
+    return type("Gateway", (), parts)
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,20 @@ class StandIn:
         ])  # fmt: skip
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
+        await self._bind(self._runner)
         self.port = self._runner.addresses[0][1]
+
+    async def _bind(self, runner: web.AppRunner) -> None:
+        """A port that was given back may be some client's own for a moment."""
+        for attempt in range(200):
+            try:
+                await web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True).start()
+            except OSError:
+                if attempt == 199:
+                    raise
+                await asyncio.sleep(0.05)  # between two attempts
+            else:
+                return
 
     async def close(self) -> None:
         """Nobody answers any more; the model stays as it is."""
