@@ -216,8 +216,10 @@ class EngineLoop:
             return
         self._note_phase()
         self._ring.mark_inside(1)
-        produced = self._backend.step()
-        self._ring.mark_inside(0)
+        try:
+            produced = self._backend.step()
+        finally:
+            self._ring.mark_inside(0)  # an exception is no native crash
         now = time.monotonic_ns()
         self._mark_step(now)
         self._rearm(now)

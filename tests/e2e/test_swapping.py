@@ -10,6 +10,8 @@ import pytest
 
 from tests.serving import ServerProcess, script, wait_until
 
+pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+
 MIB = 1 << 20
 
 

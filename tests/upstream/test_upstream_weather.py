@@ -15,6 +15,8 @@ from tests.fakes import eventually, looped
 from tests.upstream.harness_upstream import HASTE, UpstreamKeeper, remote
 from tests.upstream.standin import Script, StandIn
 
+pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+
 S = ReplicaState
 STATES = ["unloaded", "loading", "ready", "unloading", "failed"]
 SCRIPTS: list[dict[str, Any]] = [
