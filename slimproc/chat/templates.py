@@ -78,8 +78,10 @@ class Renderer:
         return f"<Renderer {self.statistics()}>"
 
     async def start(self) -> None:
-        """Start the processes and wait until they are ready. Raises InternalError."""
+        """Start the processes and wait until they are ready. Raises InternalError; not when it is closed meanwhile."""
         started = await asyncio.gather(*(self._start_process() for _ in range(self._places)), return_exceptions=True)
+        if self._closed:
+            return  # ``close`` has killed them, which is no failure
         for process in started:
             if isinstance(process, BaseException):
                 await self.close()

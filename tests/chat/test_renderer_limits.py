@@ -378,3 +378,16 @@ def test_the_child_dies_with_the_front_even_in_the_middle_of_a_render(loop):
         front.kill()
     assert len(pids) == 2
     loop(until(lambda: not any(map(is_alive, pids))))
+
+
+def test_closed_while_its_processes_start_it_has_not_failed_and_leaves_none_behind():
+    async def run():
+        renderer = Renderer(start_limit=60.0)
+        starting = asyncio.create_task(renderer.start())
+        await until(lambda: len(renderer.statistics().pids) == 2)
+        pids = renderer.statistics().pids
+        await renderer.close()
+        await starting
+        assert not any(is_alive(pid) for pid in pids)
+
+    asyncio.run(run())
