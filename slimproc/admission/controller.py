@@ -10,35 +10,32 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
 
 from slimproc import logs
-from slimproc.admission import affinity, policy, record
+from slimproc.admission import policy, record
 from slimproc.admission.admitted import Admitted, next_deadline
-from slimproc.admission.affinity import PrefixMemory
 from slimproc.admission.demand import DemandBook
 from slimproc.admission.generation import Generation, Render
 from slimproc.admission.passage import Forward, Passage
 from slimproc.admission.policy import QueueView, ReplicaView, Verdict
-from slimproc.admission.quarantine import Quarantine
 from slimproc.admission.queue import RequestQueue
 from slimproc.admission.rate import DrainRate
+from slimproc.admission.routing import Router, view
+from slimproc.admission.suspects import Suspects
 from slimproc.errors import (
     ModelFailed,
     ModelNotFound,
     Overloaded,
-    Quarantined,
     ServiceUnavailable,
     ShuttingDown,
     SlimprocError,
 )
 from slimproc.metrics import Metrics
-from slimproc.replicas.life import Life
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.states import ReplicaState
 from slimproc.replicas.supervisor import Supervisor
-from slimproc.request import GENERATE, Work
+from slimproc.request import Work
 from slimproc.residency.views import Demand
 from slimproc.stream import TokenStream
 
@@ -85,10 +82,8 @@ class AdmissionController:
         self._book = DemandBook(self._queues)
         self._rates = {model: DrainRate(time.monotonic()) for model in models}
         self._running: set[Admitted] = set()
-        self._prefixes: WeakKeyDictionary[Life, PrefixMemory] = WeakKeyDictionary()
-        self._quarantine = Quarantine()
-        self._alone: WeakKeyDictionary[Life, Generation] = WeakKeyDictionary()
-        """Engines that a suspect has for itself."""
+        self._suspects = Suspects()
+        self._router = Router(self._suspects)
         self._due: dict[str, None] = {}
         self._dispatching = False
         self._closed = False
@@ -131,8 +126,8 @@ class AdmissionController:
         The caller must ``close()`` what it gets, whatever happens.
         """
         self._refuse(request.model)
-        if self._quarantine.refuses(request):
-            poison = _poison(request.model)
+        poison = self._suspects.refusal(request)
+        if poison is not None:
             self._metrics.reject(request.model, poison)
             raise poison
         generation = Generation(request, streams, self, self._render)
@@ -236,22 +231,12 @@ class AdmissionController:
         if self._limits[model].forwards not in (None, isinstance(request, Passage)):
             request.fail(ServiceUnavailable(f"the model {model} has just become one of another kind", retry_after=1.0))
             return True
-        if isinstance(request, Generation) and self._quarantine.refuses(request.request):
-            request.fail(_poison(model))  # a copy of it has become poison while it waited
+        if isinstance(request, Generation) and (poison := self._suspects.refusal(request.request)) is not None:
+            request.fail(poison)  # a copy of it has become poison while it waited
             return True
-        replicas = self._candidates(request)
-        # With one replica there is nothing to choose by, and only generating keeps what was read.
-        remembers = len(replicas) > 1 and isinstance(request, Generation) and request.request.capability == GENERATE
-        prefix = affinity.chain(request.next_prompt) if remembers and isinstance(request, Generation) else ()
-        place = policy.choose([self._view_for(prefix, replica) for replica in replicas])
-        if place is None:
+        life = self._router.place(request, self._supervisor.of(model))
+        if life is None:
             return False
-        life = replicas[place].serving
-        assert life is not None, "only a serving replica has free slots"
-        if prefix:
-            self._prefixes.setdefault(life, PrefixMemory(life.slots)).note(prefix)
-        if isinstance(request, Generation) and self._quarantine.suspects(request.request):
-            self._alone[life] = request
         first = not request.started
         request.grant(life.take_slot())
         queue.taken(request)
@@ -260,44 +245,10 @@ class AdmissionController:
             self._metrics.model(model).queue_wait.observe(waited)
         return True
 
-    def _candidates(self, request: Admitted) -> list[Replica]:
-        """The model's replicas, without one that the request could not reach while another serves."""
-        replicas = self._supervisor.of(request.request.model)
-        if isinstance(request, Generation):
-            return self._without_company(request, replicas)
-        if not request.avoids:
-            return replicas
-        others = [replica for replica in replicas if replica.name != request.avoids]
-        return others if any(replica.serving is not None for replica in others) else replicas
-
-    def _without_company(self, request: Generation, replicas: list[Replica]) -> list[Replica]:
-        """A suspect runs where nothing else does, and nothing joins it before it has given text or ended: its second
-        fatal call then takes nobody down with it, and nobody is blamed for a neighbour twice.
-        """
-        if self._alone:
-            replicas = [
-                one for one in replicas if one.serving is None or self._alone.get(one.serving, request) is request
-            ]
-        if self._quarantine.suspects(request.request):
-            replicas = [
-                one
-                for one in replicas
-                if one.serving is None or not one.serving.occupied or self._alone.get(one.serving) is request
-            ]
-        return replicas
-
     def began(self, request: Generation) -> None:
         """Its first text: a suspect may have company again."""
-        mine = [life for life, suspect in self._alone.items() if suspect is request]
-        for life in mine:
-            del self._alone[life]
-        if mine:
+        if self._suspects.acquit(request):
             self._dispatch(request.request.model)
-
-    def _view_for(self, prefix: affinity.Chain, replica: Replica) -> ReplicaView:
-        memory = self._prefixes.get(replica.serving) if replica.serving is not None and prefix else None
-        view = _view(replica)
-        return replace(view, known_blocks=memory.longest(prefix), known_prompts=len(memory)) if memory else view
 
     def on_replica_change(self, replica: Replica) -> None:
         """A replica changed its state, or one of its slots became free."""
@@ -353,21 +304,23 @@ class AdmissionController:
         """Deaths are counted by what was asked for, so that copies and a client's own tries count together. The copies
         that still run when it becomes poison are ended before they cost a third engine.
         """
-        if not self._quarantine.note(request.request, death):
+        if not self._suspects.note(request.request, death):
             return
         log.error(
             "poison: the same work has killed two engines", request_id=request.request.id, model=request.request.model
         )
         for other in list(self._running):
-            if other is not request and isinstance(other, Generation) and self._quarantine.refuses(other.request):
-                other.fail(_poison(request.request.model))
+            if other is not request and isinstance(other, Generation):
+                poison = self._suspects.refusal(other.request)
+                if poison is not None:
+                    other.fail(poison)
 
     def is_poison(self, request: Generation) -> bool:
-        return self._quarantine.refuses(request.request)
+        return self._suspects.refusal(request.request) is not None
 
     def clear_quarantine(self, model: str) -> None:
         """An operator wants the model: what was held against its work is forgotten."""
-        self._quarantine.clear(model)
+        self._suspects.clear(model)
 
     def may_go_elsewhere(self, request: Admitted) -> bool:
         """Another replica of its model serves than the one that it was given."""
@@ -404,7 +357,7 @@ class AdmissionController:
         )
 
     def _view_replicas(self, model: str) -> list[ReplicaView]:
-        return [_view(replica) for replica in self._supervisor.of(model)]
+        return [view(replica) for replica in self._supervisor.of(model)]
 
     def queue_depths(self) -> dict[str, int]:
         return {model: len(queue) for model, queue in self._queues.items()}
@@ -438,20 +391,3 @@ class AdmissionController:
         """End what still runs: its time to finish is over."""
         for request in list(self._running):
             request.fail(ShuttingDown("the server is shutting down"))
-
-
-def _poison(model: str) -> Quarantined:
-    return Quarantined(
-        f"this very request has killed two engines of the model {model}; it is refused for ten minutes, and to try again does not help"
-    )
-
-
-def _view(replica: Replica) -> ReplicaView:
-    life = replica.serving
-    return ReplicaView(
-        state=replica.state,
-        free_slots=life.free_slots if life else 0,
-        occupied=life.occupied if life else 0,
-        load_failed=replica.load_failed,
-        seconds_in_state=time.monotonic() - replica.changed_at,
-    )
