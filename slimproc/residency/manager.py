@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 from slimproc import logs
 from slimproc.errors import (
@@ -23,10 +22,12 @@ from slimproc.errors import (
 )
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.states import ReplicaState
+from slimproc.residency.learning import Learning
 from slimproc.residency.ledger import Ledger
 from slimproc.residency.patience import Patience
 from slimproc.residency.plan import explain, plan
 from slimproc.residency.refusals import refusal
+from slimproc.residency.restarts import RestartPermit, out_of_memory
 from slimproc.residency.unit import Unit
 from slimproc.residency.views import (
     Abandon,
@@ -47,13 +48,6 @@ from slimproc.residency.wishes import Wishes
 
 log = logs.get("slimproc.residency")
 
-_KEEP_EVERY: Final = 30.0
-"""Seconds between two looks at what a model that stays in memory was seen to need."""
-_RESTART_PATIENCE: Final = 5.0
-"""Seconds that a replica in back-off waits for room of its own."""
-
-_MEMORY_TRIES: Final = 1
-"""Loads that may fail for want of memory before those who wait are told; another one takes a new sample to decide by."""
 
 FailWaiting = Callable[[str, SlimprocError, "float | None"], None]
 """Fails those who wait for a model; with an instant, only those that came before it."""
@@ -87,7 +81,8 @@ class ResidencyManager:
         self._fail_waiting = fail_waiting
         self._watch = watch
         self._place = place
-        self._keep = keep
+        self._learning = Learning(ledger, keep)
+        self._permit = RestartPermit(ledger)
         self._on_eviction = on_eviction
         self._sample_now = refresh
         self._strict = strict
@@ -96,8 +91,6 @@ class ResidencyManager:
         self._patience = Patience(max_sample_age)
         self._demanded: set[str] = set()
         self._leaders: dict[str, int | None] = {}
-        self._learnt_at: dict[str, float] = {}
-        self._denied_since: dict[str, float] = {}
         self._attentive = True
         """Somebody waits for something, so that every sample is a reason to plan."""
         self._closed = False
@@ -124,9 +117,7 @@ class ResidencyManager:
         unit = self._units.get(name)
         if unit is not None:
             self._wishes.drop(unit.model)
-            unit.retired, unit.drained_for, unit.expired = True, None, False
-            if unit.asked != "start":
-                unit.asked = "stop"
+            unit.retire()
             self.wake()
 
     def remove(self, name: str) -> None:
@@ -135,8 +126,9 @@ class ResidencyManager:
         if unit is not None:
             self._release(unit, time.monotonic())
             self._ledger.forget(name, time.monotonic())
-            for remembered in (self._leaders, self._learnt_at, self._denied_since):
-                remembered.pop(name, None)
+            self._leaders.pop(name, None)
+            self._learning.forget(name)
+            self._permit.forget(name)
             self.wake()
 
     # --- news ---------------------------------------------------------------------------------------------------------
@@ -176,7 +168,7 @@ class ResidencyManager:
             return  # by a stop from before; the start, for which there is a hold, is yet to be heard
         unit.asked = ""
         if unit.state is not ReplicaState.BACKOFF:
-            self._denied_since.pop(unit.name, None)
+            self._permit.forget(unit.name)
         match unit.state:
             case ReplicaState.STARTING:
                 unit.forgiven = False
@@ -187,7 +179,7 @@ class ResidencyManager:
             case ReplicaState.BACKOFF:
                 self._ledger.lost(unit.name, now)
                 self._refresh(unit)
-                if unit.replica.short_of_memory > _MEMORY_TRIES:
+                if out_of_memory(unit.replica):
                     self._refuse_for_memory(unit)
             case ReplicaState.STOPPED | ReplicaState.FAILED:
                 if unit.drained_for is not None and not unit.replica.remains:
@@ -197,7 +189,7 @@ class ResidencyManager:
 
     def _release(self, unit: Unit, now: float) -> None:
         if unit.device is not None and not unit.replica.remains:  # else somebody else's process keeps its hold
-            self._learn(unit, now)
+            self._learning.learn(unit, now)
             self._ledger.end(unit.name, now)
             self._refresh(unit)
             unit.device = None
@@ -232,20 +224,8 @@ class ResidencyManager:
         self.wake()
 
     def may_start(self, replica: Replica) -> bool:
-        """May a replica that backed off start again? Its hold was kept; it must be enough for another load.
-
-        One that may not for a while is stopped: then its model is absent, and who wants it has others make room for it.
-        """
-        now = time.monotonic()
-        if replica.short_of_memory > _MEMORY_TRIES and not self._closed:
-            replica.ask_stop(0.0)  # those who waited were told; the next request tries again
-            return False
-        if self._closed or self._ledger.reload(replica.name, now):
-            return not self._closed
-        if now - self._denied_since.setdefault(replica.name, now) > _RESTART_PATIENCE:
-            log.warning("there is no room for a restart", replica=replica.name, device=replica.device)
-            replica.ask_stop(0.0)
-        return False
+        """May a replica that backed off start again?"""
+        return not self._closed and self._permit.given(replica, time.monotonic())
 
     # --- wishes -------------------------------------------------------------------------------------------------------
 
@@ -266,10 +246,7 @@ class ResidencyManager:
         """An operator wants it out: it drains, and what is not done within ``drain_timeout`` is ended."""
         self._wishes.drop(model)
         for unit in self._of(model):
-            unit.drained_for, unit.expired, unit.forgiven = None, False, False
-            if unit.asked != "start":  # a start that was asked before is heard before, and ends in this stop
-                unit.asked = "stop"
-            unit.replica.ask_stop(self._drain_timeout)
+            unit.unload(self._drain_timeout)
         self.wake()
 
     def wanted(self, model: str) -> bool:
@@ -280,7 +257,7 @@ class ResidencyManager:
         """Load and unload nothing more: the server shuts down, and stops the replicas itself."""
         self._closed = True
         for unit in self._units.values():
-            self._learn(unit, time.monotonic())
+            self._learning.learn(unit, time.monotonic())
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -325,7 +302,7 @@ class ResidencyManager:
         """One look and what follows from it. Returns the instant of the next one, should nothing happen before."""
         self._attach()
         self._adopt(now)
-        self._learn_all(now)
+        self._learning.look(self._units.values(), now)
         demands = self._all_demands()
         self._renew_claims(demands)
         world = self._world(now, demands)
@@ -364,17 +341,6 @@ class ResidencyManager:
             elif unit.phase in (Phase.ABSENT, Phase.FAILED):
                 self._release(unit, now)
 
-    def _learn_all(self, now: float) -> None:
-        for unit in self._units.values():
-            if unit.state is ReplicaState.READY and now - self._learnt_at.setdefault(unit.name, now) >= _KEEP_EVERY:
-                self._learn(unit, now)
-
-    def _learn(self, unit: Unit, now: float) -> None:
-        self._learnt_at[unit.name] = now
-        seen = self._ledger.seen(unit.name)
-        if seen is not None:
-            self._keep(unit, seen)
-
     def _renew_claims(self, demands: Sequence[Demand]) -> None:
         """Of models that somebody has begun to want: their files may have come or changed, or were measured."""
         models = {demand.model for demand in demands}
@@ -390,17 +356,13 @@ class ResidencyManager:
             case Load(unit=name, device=device, hold=hold):
                 self._start(self._units[name], device, hold, now)
             case Evict(unit=name, by=model):
-                self._evict(self._units[name], model, now)
+                log.info("a model makes room", replica=name, waiting=model, device=self._units[name].device)
+                self._units[name].evict(model, self._drain_timeout, now)
             case Expire(unit=name):
-                unit = self._units[name]
-                log.info("a model was idle for its ttl", replica=name, ttl=unit.config.ttl)
-                unit.asked = "stop"
-                unit.expired = True
-                unit.replica.ask_stop(self._drain_timeout, abandon=True)
+                log.info("a model was idle for its ttl", replica=name, ttl=self._units[name].config.ttl)
+                self._units[name].expire(self._drain_timeout)
             case Abandon(unit=name):
-                unit = self._units[name]
-                unit.asked = "abandon"
-                unit.replica.abandon_drain()
+                self._units[name].abandon_drain()
             case Refuse():
                 self._refuse(action)
 
@@ -410,16 +372,8 @@ class ResidencyManager:
             unit.device = device
         else:
             self._ledger.load_again(unit.name, now)  # its server did not say that it let go
-        unit.asked = "start"
         log.info("a model is to be loaded", replica=unit.name, device=unit.device, hold=hold)
-        unit.replica.ask_start(device=unit.device)
-
-    def _evict(self, unit: Unit, model: str, now: float) -> None:
-        log.info("a model makes room", replica=unit.name, waiting=model, device=unit.device)
-        unit.drained_for, unit.expired = model, False
-        unit.drain_began = now
-        unit.asked = "stop"
-        unit.replica.ask_stop(self._drain_timeout, abandon=True)
+        unit.start()
 
     def _refuse(self, wanted: Refuse) -> None:
         explanation = wanted.explanation

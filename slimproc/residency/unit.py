@@ -70,6 +70,47 @@ class Unit:
         """Ask again what it will need: its file may have come or changed, or it was measured meanwhile."""
         self.claim = self._make_claim()
 
+    # --- what its owner is asked --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.asked = "start"
+        self.replica.ask_start(device=self.device)
+
+    def evict(self, model: str, drain_limit: float, now: float) -> None:
+        """It drains and goes to make room for ``model``; a drain that takes longer than ``drain_limit`` is given up."""
+        self.drained_for, self.expired, self.drain_began = model, False, now
+        self.asked = "stop"
+        self.replica.ask_stop(drain_limit, abandon=True)
+
+    def expire(self, drain_limit: float) -> None:
+        """It goes, for nobody wants it; unless somebody does before it is drained."""
+        self.asked, self.expired = "stop", True
+        self.replica.ask_stop(drain_limit, abandon=True)
+
+    def abandon_drain(self) -> None:
+        """It serves on."""
+        self.asked = "abandon"
+        self.replica.abandon_drain()
+
+    def unload(self, drain_limit: float) -> None:
+        """An operator wants it out: what is not done by the limit is ended."""
+        self._stops()
+        self.forgiven = False
+        self.replica.ask_stop(drain_limit)
+
+    def retire(self) -> None:
+        """It is being stopped for good, so that nobody's wishes are for it."""
+        self.retired = True
+        self._stops()
+
+    def _stops(self) -> None:
+        """It is stopped for nobody's sake. A start that was asked before is heard before, and ends in this stop."""
+        self.drained_for, self.expired = None, False
+        if self.asked != "start":
+            self.asked = "stop"
+
+    # --- how it is seen -----------------------------------------------------------------------------------------------
+
     @property
     def phase(self) -> Phase:
         phase = _PHASES[self.replica.state]
