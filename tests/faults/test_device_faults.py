@@ -52,9 +52,7 @@ def test_models_of_a_lost_gpu_move_to_one_with_room_and_those_of_others_notice_n
     models = {"a": of_size(6 * GIB), "b": of_size(6 * GIB, device=sound.uuid, token_latency=0.01)}
     server = serve(models, memory={"max_sample_age": 2.0}).wait_ready()
     first = {one["model"]: one["device"] for one in server.replicas()}
-    if first["a"] != lost.uuid:
-        lost, sound = sound, lost
-        pytest.skip("both were placed together") if first["a"] == first["b"] else None
+    assert first == {"a": lost.uuid, "b": sound.uuid}, "the first that has room"
     with server.stream("hi", model="b", max_tokens=3000) as stream:
         stream.take(1)
         lost.fail(LOST)
