@@ -28,12 +28,12 @@ LAYERS: list[set[str]] = [
     {"ipc", "stream", "lag"},
     {"reload"},
     {"request", "config", "metrics", "systemd"},
-    {"errors", "logs", "settings", "model_path", "threads"},
+    {"errors", "logs", "settings", "model_path", "threads", "gguf"},
 ]
 """From the top; rooms of one set may import each other where the list below says so, and everything further down."""
 BESIDE = {("stream", "ipc"), ("model_path", "errors"), ("chaos", "bench")}
 """Imports between neighbours of one layer (importer, imported)."""
-ENGINES_MAY_IMPORT = {"ipc", "request", "settings", "errors", "model_path", "threads"}
+ENGINES_MAY_IMPORT = {"ipc", "request", "settings", "errors", "model_path", "threads", "gguf"}
 BACKENDS_LIBRARIES = {"llama_cpp", "mlx", "mlx_lm"}
 HTTP_ROOMS = {"http", "upstream", "cli", "server"}
 

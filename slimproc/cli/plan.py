@@ -11,19 +11,7 @@ import msgspec
 from slimproc.cli.admin_client import ask, find_socket
 from slimproc.cli.output import print_table
 from slimproc.errors import ServiceUnavailable, SlimprocError
-
-
-class Explanation(msgspec.Struct):
-    """What ``GET /admin/plan?model=`` answers. Bytes."""
-
-    model: str
-    verdict: str
-    reason: str
-    device: str | None = None
-    needed: int = 0
-    available: int = 0
-    total: int = 0
-    victims: list[str] = []
+from slimproc.residency.views import Explanation
 
 
 def plan(model: str, flags: Mapping[str, object], *, as_json: bool) -> int:

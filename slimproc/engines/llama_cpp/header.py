@@ -15,11 +15,8 @@ from typing import Any, NamedTuple
 
 from slimproc.engines.llama_cpp.foreign import foreign_kind
 from slimproc.errors import LoadFailed
+from slimproc.gguf import KEYS_AT, GgufReader
 
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY = 8, 9
-_KEPT_ARRAY = 1024
-"""Longer arrays (a vocabulary) are stepped over: their values are read by llama.cpp."""
 _MAX_COUNT = 1 << 24
 """No model has that many tensors or keys; a larger count is a broken file."""
 _SHARD = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
@@ -119,7 +116,7 @@ def _check_start(path: Path, start: bytes) -> None:
         if kind is not None:
             raise refusal(f"{path} is {kind}")
         raise refusal(f"{path} is not a GGUF file (it begins with {start[:4]!r})")
-    if len(start) < 24:
+    if len(start) < KEYS_AT:
         raise refusal(f"{path} is cut off in its header")
     version, tensors, keys = struct.unpack_from("<IQQ", start, 4)
     if version in {2 << 24, 3 << 24}:
@@ -148,58 +145,8 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
     return Header(values, {name: tensor for name, tensor, _ in found}, reader.lengths, needed)
 
 
-class _Reader:
-    """Walks over a header. Leaves the file's bounds with struct.error, and nonsense with ValueError."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self.at = 24
-        self.lengths: dict[str, int] = {}
-
-    def scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from(code, self._data, self.at)
-        self.at += struct.calcsize(code)
-        return value
-
-    def text(self) -> str:
-        length = self.scalar("<Q")
-        end = self._within(length)
-        text = self._data[self.at : end].decode("utf-8", "replace")
-        self.at = end
-        return text
-
-    def value(self, kind: int, name: str = "") -> Any:
-        """A value of type ``kind``; None for an array too long to be kept, whose length is noted under ``name``."""
-        if kind == _STRING:
-            return self.text()
-        if kind == _ARRAY:
-            return self._array(name)
-        if kind not in _SCALARS:
-            raise ValueError(f"a key has the unknown type {kind}")
-        return self.scalar(_SCALARS[kind])
-
-    def _array(self, name: str) -> list[Any] | None:
-        kind, count = self.scalar("<I"), self.scalar("<Q")
-        if kind == _ARRAY:
-            raise ValueError("an array of arrays")
-        if kind != _STRING and kind not in _SCALARS:
-            raise ValueError(f"an array has the unknown type {kind}")
-        if count <= _KEPT_ARRAY:
-            return [self.value(kind) for _ in range(count)]
-        self.lengths[name] = count
-        if kind == _STRING:
-            self._skip_texts(count)
-        else:
-            self.at = self._within(count * struct.calcsize(_SCALARS[kind]))
-        return None
-
-    def _skip_texts(self, count: int) -> None:
-        # A vocabulary with its merges is 10^5 strings: this loop is most of what reading a header costs.
-        data, unpack, at = self._data, struct.Struct("<Q").unpack_from, self.at
-        for _ in range(count):
-            at += 8 + unpack(data, at)[0]
-        self.at = at
-        self._within(0)
+class _Reader(GgufReader):
+    """Also over the tensors, which come after the keys."""
 
     def tensor(self) -> tuple[str, Tensor, int]:
         """The next tensor's name, what it is, and where its data end, in bytes from the beginning of all data."""
@@ -212,12 +159,6 @@ class _Reader:
             raise ValueError(f"tensor {name!r} has a negative size")
         block, size = TENSOR_BLOCKS.get(kind, (1, 0))
         return name, Tensor(shape, kind), int(offset) + -(-math.prod(shape) // block) * size
-
-    def _within(self, length: int) -> int:
-        end = self.at + length
-        if end > len(self._data):
-            raise struct.error("past the end of the file")
-        return end
 
 
 def refusal(message: str) -> LoadFailed:
