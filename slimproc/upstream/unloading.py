@@ -18,7 +18,7 @@ async def unload(server: RemoteServer) -> None:
     limit = server.limits.unload_timeout
     deadline = time.monotonic() + limit
     asked = False
-    reason = "it did not answer"
+    said, silence = "", "it did not answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
             if asked:
@@ -28,11 +28,11 @@ async def unload(server: RemoteServer) -> None:
                 status = await server.control.unload(left)
                 server.note_answer(status)
         except NoAnswer as error:
-            reason = error.reason
+            silence = error.reason  # of the last attempt our own limit may be the reason: what it said before counts
         except ControlRefused as error:
             if error.code != "BUSY":
                 raise UnloadRefused(f"it refused to unload: {error.reason}") from None
-            asked, reason = False, error.reason
+            asked, said = False, error.reason
         except ControlError as error:
             raise UnloadRefused(error.reason) from None
         else:
@@ -40,6 +40,6 @@ async def unload(server: RemoteServer) -> None:
                 return
             if status.state != "unloading":
                 raise UnloadRefused(f"it answered an unload with {status.state}")
-            reason = "it is still unloading"
+            said = "it is still unloading"
         await asyncio.sleep(min(server.pace.loading, max(0.0, deadline - time.monotonic())))
-    raise UnloadRefused(f"it was not unloaded within {limit:g} s: {reason}")
+    raise UnloadRefused(f"it was not unloaded within {limit:g} s: {said or silence}")
