@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from slimproc.engines.mlx import sampling
+from slimproc.engines.mlx.scoring import PromptReader
 from slimproc.errors import InvalidRequest
 from tests.engines.conformance import PROMPTS
 
@@ -149,7 +150,7 @@ def test_a_prompt_whose_scoring_fails_costs_its_own_sequence_only(open_mlx, rand
     running = engine.submit(PROMPTS[0], 20)
     engine.until_generating(running)
     with monkeypatch.context() as patched:
-        patched.setattr("slimproc.engines.mlx.backend.PromptReader.read", lambda _reader: 1 / 0)
+        patched.setattr(PromptReader, "read", lambda _reader: 1 / 0)
         unlucky = engine.submit(PROMPTS[2], 4, logprobs=1, echo=True)
         behind = engine.submit(PROMPTS[2], 4, logprobs=1, echo=True)
         engine.step()
