@@ -5,10 +5,12 @@ Byte-level vocabulary: id 3 + b is the byte b, ids 0 to 2 are control tokens. Ne
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import gguf
 import numpy as np
+import pytest
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BOS, EOS = 1, 2
@@ -192,3 +194,9 @@ def _spelled(data: bytes) -> str:
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return "".join(chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in data)
+
+
+def skip_without_llama_cpp() -> None:
+    """Looks for the package and does not import it: that would turn llama.cpp's log to its own, for all later tests."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        pytest.skip("llama-cpp-python is not installed: pip install -e '.[llama]'")

