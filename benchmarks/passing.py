@@ -32,9 +32,9 @@ _NGINX = """
 worker_processes 1; daemon off; pid {directory}/pid; error_log stderr;
 events {{ worker_connections 64; }}
 http {{
-  access_log off; client_max_body_size 0; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+  access_log off; client_max_body_size 0; keepalive_requests 1000000; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
   fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
-  upstream sink {{ server 127.0.0.1:{sink}; keepalive 4; }}
+  upstream sink {{ server 127.0.0.1:{sink}; keepalive 4; keepalive_requests 1000000; }}
   server {{
     listen 127.0.0.1:{port};
     location / {{

@@ -54,6 +54,7 @@ def write(directory: Path, made: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{made['name']}.json").write_text(json.dumps(_rounded(made), indent=1) + "\n")
     documents = [json.loads(path.read_text()) for path in directory.glob("*.json")]
+    documents = [found for found in documents if "number" in found]  # a record of another kind stands by itself
     documents.sort(key=lambda found: int(found["number"][1:]))
     (directory / "README.md").write_text("\n".join([PREFACE, *(part for found in documents for part in _part(found))]))
 
