@@ -19,7 +19,9 @@ a turn after a millisecond; below that, more frames mean fewer writes of a strea
 
 
 class Listener(Protocol):
-    """Who hears an engine: its replica. All are called in the loop, none may wait."""
+    """Who hears an engine: its replica. All are called in the loop, none may wait. RingCorrupt, raised by any of the first
+    three, ends the conversation, and comes back in ``on_corrupt``.
+    """
 
     def on_report(self, report: wire.Report) -> None: ...
     def on_step(self, step: wire.Step, gathering: list[Flushable] | None) -> None: ...
@@ -38,6 +40,7 @@ class EngineLink:
         self._gathering: list[Flushable] = []
         self._again: asyncio.Handle | None = None
         self._listening = True
+        self._closed = False
         self._loop.add_reader(self._control.fd, self._on_control)
         self._loop.add_reader(self._reader.fd, self._on_credit)
 
@@ -45,6 +48,8 @@ class EngineLink:
 
     def send(self, command: wire.Command) -> None:
         """Never waits. To a dead engine it says nothing: whoever listens to its exit does what there is to do."""
+        if self._closed:
+            return  # a writer that is added now would be waited for on a descriptor that is closed: libuv aborts
         try:
             self._control.send(wire.encode(command))
         except ControlClosed:
@@ -68,9 +73,10 @@ class EngineLink:
                 self._listener.on_report(wire.decode_report(message))
         except ControlClosed:
             self._loop.remove_reader(self._control.fd)
-        except (ControlCorrupt, msgspec.MsgspecError) as error:
+        except (RingCorrupt, ControlCorrupt, msgspec.MsgspecError) as error:
             self._stop_hearing()
-            self._listener.on_corrupt(RingCorrupt(f"the control socket carried nonsense: {error}"))
+            corrupt = RingCorrupt(f"the control socket carried nonsense: {error}")
+            self._listener.on_corrupt(error if isinstance(error, RingCorrupt) else corrupt)
 
     # --- frames -------------------------------------------------------------------------------------------------
 
@@ -123,6 +129,7 @@ class EngineLink:
             self._loop.remove_reader(self._control.fd)
 
     def close(self) -> None:
+        self._closed = True
         self._stop_hearing()
         self._loop.remove_reader(self._control.fd)
         self._loop.remove_writer(self._control.fd)

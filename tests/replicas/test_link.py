@@ -210,3 +210,15 @@ async def test_commands_wait_for_an_engine_that_does_not_read_and_nobody_waits_f
     await turns()
     assert not rig.control.unsent
     link.close()
+
+
+@looped
+async def test_after_close_nothing_is_said_and_no_descriptor_is_waited_for(rig):
+    """libuv ends the whole process when a descriptor that it is to wait for has been closed."""
+    link = rig.open()
+    rig.raw.close()
+    fd = rig.control.fd
+    link.close()
+    for rid in (1, 2, 3):
+        link.send(wire.Cancel(rid))
+    assert not asyncio.get_running_loop().remove_writer(fd)
