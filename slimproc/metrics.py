@@ -19,11 +19,17 @@ OUTCOMES: Final = ("ok", "timeout", "cancelled", "engine_error", "engine_crashed
 """Of requests that were admitted."""
 REJECTIONS: Final = ("overloaded", "invalid", "not_found", "unavailable", "shutting_down", "body", "poison")
 """Of requests that were not; see ``rejection``."""
-RESTARTS: Final = ("exited", "oom", "stalled", "corrupt", "load_failed", "load_timeout")
-"""What was wrong with an engine that ended unasked: it died, was ended for its memory, made no steps, wrote nonsense, or never became ready."""
+RESTARTS: Final = ("exited", "oom", "stalled", "corrupt", "load_failed", "load_timeout", "device_lost")
+"""What was wrong with an engine that ended unasked: it died, was ended for its memory, made no steps, wrote nonsense, never
+became ready, or was killed since its GPU was lost.
+"""
+RESUMES: Final = ("resumed", "refused")
+"""Of streams whose engine died under them, of models with ``on_crash: resume``."""
 LOADS: Final = ("ok", "failed")
 STATES: Final = ("stopped", "starting", "ready", "draining", "stopping", "killing", "backoff", "failed")
 """Of a replica: the values of ``replicas.states.ReplicaState``, which is above this module."""
+FAULTS: Final = ("lost", "driver_mismatch", "unknown")
+"""Of a GPU: ``residency.probes.faults.KINDS``, which is above this module."""
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 SHORT_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -50,6 +56,8 @@ FAMILIES: Final = (
     Family("requests_total", "counter", "Admitted requests by how they ended.", ("model", "outcome"), "requests", OUTCOMES),
     Family("rejected_total", "counter", "Requests refused before admission; model is empty when they named none of ours.",
            ("model", "reason"), "rejected", REJECTIONS),
+    Family("resumes_total", "counter", "Streams whose engine died: they went on in another one, or could not.",
+           ("model", "result"), "resumes", RESUMES),
     Family("queue_wait_seconds", "histogram", "From arrival to hand-over to an engine.", attribute="queue_wait"),
     Family("time_to_first_token_seconds", "histogram", "From arrival to the first token.", attribute="ttft"),
     Family("inter_token_seconds", "histogram", "Between two tokens of one sequence.", attribute="inter_token"),
@@ -69,6 +77,9 @@ FAMILIES: Final = (
            attribute="load_seconds"),
     Family("evictions_total", "counter", "Times the model had to make room for another.", attribute="evictions"),
     Family("memory_bytes", "gauge", "Memory of each device, as the ledger counts it.", ("device", "kind")),
+    Family("device_fault", "gauge", "1 while a GPU, or the driver as a whole, has a fault of the kind.", ("device", "kind"),
+           values=FAULTS),
+    Family("profile_write_failures_total", "counter", "Times that what a model was seen to need could not be kept.", ()),
     Family("ring_full_total", "counter", "Times an engine found its ring full.", attribute="ring_full"),
     Family("event_loop_lag_seconds", "histogram", "How late the front's event loop wakes from a timer.", ()),
 )  # fmt: skip
@@ -142,8 +153,8 @@ class ModelMetrics:
 
     __slots__ = (
         "batch_size", "cached_prompt_tokens", "decode_rate", "engine_restarts", "evictions", "generated_tokens", "inter_token",
-        "load_seconds", "loads", "prompt_tokens", "queue_wait", "rejected", "request_duration", "requests", "ring_full",
-        "ttft",
+        "load_seconds", "loads", "prompt_tokens", "queue_wait", "rejected", "request_duration", "requests", "resumes",
+        "ring_full", "ttft",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -162,6 +173,7 @@ class ModelMetrics:
         self.requests = dict.fromkeys(OUTCOMES, 0)
         self.rejected = dict.fromkeys(REJECTIONS, 0)
         self.engine_restarts = dict.fromkeys(RESTARTS, 0)
+        self.resumes = dict.fromkeys(RESUMES, 0)
         self.loads = dict.fromkeys(LOADS, 0)
 
 
@@ -180,6 +192,8 @@ class Metrics:
         self._unnamed_rejected = dict.fromkeys(REJECTIONS, 0)
         self._gauges: dict[str, Callable[[], Reading]] = {}
         self.event_loop_lag = Histogram(SHORT_SECONDS)
+        self.of_the_server: dict[str, Callable[[], float]] = {}
+        """What counts the counters that have no labels, by their names; 0 where nothing does."""
 
     def __repr__(self) -> str:
         return f"<Metrics of {', '.join(self._models) or 'no model'}>"
@@ -220,7 +234,7 @@ class Metrics:
     def rows(self, family: Family) -> Iterator[tuple[list[str], Any]]:
         """The label values and the number or Histogram of every series of a counter or histogram."""
         if not family.labels:
-            yield [], self.event_loop_lag
+            yield [], self._of_the_server(family)
             return
         for name, model in self._models.items():
             counted = getattr(model, family.attribute)
@@ -230,6 +244,12 @@ class Metrics:
                 yield [name], counted
         if family.name == "rejected_total":
             yield from ((["", reason], number) for reason, number in self._unnamed_rejected.items())
+
+    def _of_the_server(self, family: Family) -> float | Histogram:
+        if family.kind == "histogram":
+            return self.event_loop_lag
+        read = self.of_the_server.get(family.name)
+        return 0 if read is None else read()
 
     def gauge_rows(self, family: Family) -> Iterator[tuple[list[str], float]]:
         """The same of a gauge; none when it cannot be read."""

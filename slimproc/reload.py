@@ -19,7 +19,7 @@ RESTART_MEMORY: Final = ("devices", "host_limit")
 IN_PLACE: Final = frozenset(
     {
         "display_name", "aliases", "unlisted", "max_queue", "inference_path", "request_timeout", "pin", "ttl", "min_resident",
-        "max_tokens_limit", "chat_template", "max_body",
+        "max_tokens_limit", "chat_template", "max_body", "on_crash",
     }
 )  # fmt: skip
 """Settings of a model that no running replica was made with. Any other one that differs replaces its replicas."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+
+from slimproc.settings import OnCrash
 
 
 class Finish(enum.IntEnum):
@@ -51,12 +53,16 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     """The request's field that it came in, for errors."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+"""Of tokens or values: what an engine says of them goes into sums, which nonsense must not reach."""
+
+
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Exact counts, made by the engine."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    cached_tokens: Count = 0
 
 
 class Deadline(msgspec.Struct, frozen=True):
@@ -105,6 +111,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the likeliest tokens to name beside each token's own log probability; None: no log probabilities."""
     sampling: SamplingParams = SamplingParams()
     grammar: GrammarSpec | None = None
+    on_crash: OnCrash = "fail"
+    """Its model's."""
     deadline: Deadline = Deadline()
     queue_deadline: Deadline = Deadline()
     """It has its first slot by then, or it is told that it waited too long."""

@@ -140,6 +140,8 @@ class Server:
 
     def _register_gauges(self) -> None:
         self._metrics.gauge("memory_bytes", self._residency.statistics)
+        self._metrics.of_the_server["profile_write_failures_total"] = self._residency.profile_write_failures
+        self._metrics.gauge("device_fault", self._residency.faults)
         self._metrics.gauge("queue_depth", self._admission.queue_depths)
         self._metrics.gauge("inflight_requests", self._admission.in_flight)
         self._metrics.gauge("replicas", self._supervisor.count_states)

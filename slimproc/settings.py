@@ -6,9 +6,12 @@ A leaf of its own because both sides of the process border need these types and 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+
+OnCrash = Literal["fail", "resume"]
+"""What a stream does that has delivered text and whose engine dies: it ends with an error, or goes on in another one."""
 
 
 class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +59,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """llama_cpp only; all are in force at once, each with its scale."""
     kv_type: str = "f16"
     """llama_cpp only: f16, q8_0 or q4_0."""
-    flash_attention: bool = True
+    flash_attention: bool | None = None
+    """None: where it is faster or ``kv_type`` needs it."""
     """llama_cpp only."""
     mmap: bool = True
     """llama_cpp only. False: the weights are read into memory of the engine's own."""
@@ -72,16 +76,41 @@ class BackendTraits(NamedTuple):
 
     package: str | None
     """Whose version a measurement holds for."""
-    maps_file: bool
+    own_keys: frozenset[str] = frozenset()
+    """Settings of a model that no other backend takes."""
+    has_file: bool = True
+    """Its model is a file or a directory (``path``)."""
+    maps_file: bool = False
     """Its model's file is mapped (``mmap``), and so in memory once for all engines that map it."""
-    offloads: bool
+    offloads: bool = False
     """To a GPU, where its library was built for one."""
-    declares_bytes: bool
+    module: str = ""
+    """What offloads: the module in whose folder the libraries for GPUs would be. It is looked at and never imported."""
+    module_variable: str = ""
+    """Names the folder that it takes its libraries from instead, in the environment."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """What its process is started with unless something else is given: later is too late."""
+    slow_blas: bool = False
+    """The BLAS in its package for Linux is the reference one: with it a prompt takes ten times as long."""
+    declares_bytes: bool = False
     """It needs what its settings say, and nothing has to be guessed."""
+    scripted: bool = False
+    """It computes nothing, and answers as its prompt tells it to."""
 
 
 BACKENDS = MappingProxyType({
-    "llama_cpp": BackendTraits("llama-cpp-python", maps_file=True, offloads=True, declares_bytes=False),
-    "mlx": BackendTraits("mlx", maps_file=False, offloads=False, declares_bytes=False),
-    "fake": BackendTraits(None, maps_file=False, offloads=False, declares_bytes=True),
+    "llama_cpp": BackendTraits(
+        "llama-cpp-python",
+        own_keys=frozenset({"pooling", "lora", "kv_type", "flash_attention", "mmap", "speculation"}),
+        maps_file=True,
+        offloads=True,
+        module="llama_cpp",
+        module_variable="LLAMA_CPP_LIB_PATH",
+        # NumPy only samples there. Starting its BLAS's threads is a quarter of what importing it takes.
+        environment=(("OPENBLAS_NUM_THREADS", "1"),),
+    ),
+    "mlx": BackendTraits("mlx", slow_blas=True),
+    "fake": BackendTraits(
+        None, own_keys=frozenset({"fake"}), has_file=False, declares_bytes=True, scripted=True
+    ),
 })  # fmt: skip

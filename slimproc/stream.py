@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slimproc.errors import SlimprocError
-from slimproc.ipc.wire import Tok
+from slimproc.ipc.wire import Said, Tok
 from slimproc.request import Finish, Usage
 
 
@@ -25,7 +25,7 @@ class TokenStream:
 
     __slots__ = (
         "completion_tokens", "error", "finish", "first_at_ns", "index", "last_at_ns", "on_end", "on_first", "parts",
-        "usage",
+        "said", "usage",
     )  # fmt: skip
 
     def __init__(self, index: int = 0) -> None:
@@ -34,11 +34,14 @@ class TokenStream:
         self.parts: list[str] = []
         self.completion_tokens = 0
         self.first_at_ns = 0
-        """When the first text was made (the engine's monotonic clock, which is also ours); 0: not yet."""
+        """When the first text was made (the engine's monotonic clock, which is also ours); 0: not yet, or not yet by the
+        engine with which it goes on."""
         self.last_at_ns = 0
         self.finish = Finish.RUNNING
         self.usage = Usage()
         self.error: SlimprocError | None = None
+        self.said: Said | None = None
+        """What it goes on behind, since ``go_on``."""
         self.on_first: Callable[[TokenStream], None] | None = None
         self.on_end: Callable[[TokenStream], None] | None = None
 
@@ -80,6 +83,10 @@ class TokenStream:
         self.first_at_ns = self.last_at_ns = 0
         self.parts.clear()
 
+    def go_on(self) -> bool:
+        """Make ready to go on in another engine behind what was delivered. False: it cannot, and stays ended."""
+        return False
+
     @property
     def delivered(self) -> bool:
         """Some of it has gone to the client. What is joined goes there only at its end."""
@@ -102,6 +109,12 @@ class VectorStream(TokenStream):
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
         self.vector = bytearray()
+
+    def take(self, item: Tok, at_ns: int, gathering: list[Flushable] | None) -> None:
+        """Its end by a cancel. An engine that gives it tokens has gone mad."""
+        if item.finish != Finish.CANCELLED:
+            raise TypeError("tokens for a sequence that generates none")
+        super().take(item, at_ns, gathering)
 
     def take_vector(self, part: bytes, usage: Usage | None, at_ns: int) -> None:
         """``usage`` comes with the last part, and ends the stream. ``first_at_ns`` stays 0: nothing is told before."""

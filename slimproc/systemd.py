@@ -29,14 +29,17 @@ class ServiceManager:
         path = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path if path.startswith("/") else ""
         self._ping_every = _ping_every(environ) if self._address else None
+        self._status = ""
 
     def ready(self, status: str) -> None:
         """We serve. Also the end of ``reloading``."""
         self._tell(f"READY=1\nSTATUS={_line(status)}", patience=_PATIENCE)
 
     def status(self, text: str) -> None:
-        """A line for people, which ``systemctl status`` shows."""
-        self._tell(f"STATUS={_line(text)}")
+        """A line for people, which ``systemctl status`` shows; said when it changes."""
+        if text != self._status:
+            self._status = text
+            self._tell(f"STATUS={_line(text)}")
 
     def reloading(self) -> None:
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", patience=_PATIENCE)

@@ -179,7 +179,7 @@ class FakeReplica:
         self.name = f"{model}/{index}"
         self.state = ReplicaState.STARTING
         self.reason = ""
-        self.load_failed = False
+        self.load_failed = self.renewed = False
         self.changed_at = time.monotonic()
         self.slots = slots
         self.engine: FakeEngine | None = None

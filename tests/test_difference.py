@@ -51,7 +51,7 @@ def test_models_come_and_go_by_name(diff):
 @pytest.mark.parametrize(
     "setting",
     ["aliases: [x]", "unlisted: true", "name: Nice", "pin: true", "ttl: 5", "min_resident: 5", "max_queue: 1",
-     "request_timeout: 7", "load_timeout: 7", "unload_timeout: 7", "max_tokens_limit: 7", "inference_path: /v1/completions"],
+     "request_timeout: 7", "load_timeout: 7", "unload_timeout: 7", "max_tokens_limit: 7", "on_crash: resume", "inference_path: /v1/completions"],
 )  # fmt: skip
 def test_what_no_engine_is_made_with_changes_in_place(diff, setting):
     found = diff(BASE, BASE.replace("slots: 2", f"slots: 2, {setting}"))

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 from slimproc import logs
 from slimproc.admission import policy, record
-from slimproc.admission.admitted import Admitted, next_deadline
+from slimproc.admission.admitted import Admitted, Asked, next_deadline
 from slimproc.admission.demand import DemandBook
 from slimproc.admission.generation import Generation, Render
+from slimproc.admission.pace import Pace
 from slimproc.admission.passage import Forward, Passage
 from slimproc.admission.policy import QueueView, ReplicaView, Verdict
 from slimproc.admission.queue import RequestQueue
-from slimproc.admission.rate import DrainRate
 from slimproc.admission.routing import Router, view
 from slimproc.admission.suspects import Suspects
+from slimproc.admission.unavailable import unavailable
 from slimproc.errors import (
-    ModelFailed,
     ModelNotFound,
     Overloaded,
     ServiceUnavailable,
@@ -33,7 +33,6 @@ from slimproc.errors import (
 )
 from slimproc.metrics import Metrics
 from slimproc.replicas.replica import Replica
-from slimproc.replicas.states import ReplicaState
 from slimproc.replicas.supervisor import Supervisor
 from slimproc.request import Work
 from slimproc.residency.views import Demand
@@ -80,10 +79,10 @@ class AdmissionController:
         self._strict = strict
         self._queues: dict[str, RequestQueue[Admitted]] = {model: RequestQueue() for model in models}
         self._book = DemandBook(self._queues)
-        self._rates = {model: DrainRate(time.monotonic()) for model in models}
+        self._paces = {model: Pace() for model in models}
         self._running: set[Admitted] = set()
-        self._suspects = Suspects()
-        self._router = Router(self._suspects)
+        self.suspects = Suspects(self._running, self._look_again)
+        self._router = Router(self.suspects)
         self._due: dict[str, None] = {}
         self._dispatching = False
         self._closed = False
@@ -103,7 +102,7 @@ class AdmissionController:
         for model in models:
             if model not in self._queues:
                 self._queues[model] = RequestQueue()
-                self._rates[model] = DrainRate(time.monotonic())
+                self._paces[model] = Pace()
             self._dispatch(model)
 
     async def wait_none(self, model: str) -> None:
@@ -115,7 +114,7 @@ class AdmissionController:
     def remove(self, model: str) -> None:
         """The model is no more; nobody waits for it or is answered by it."""
         self._book.forget(model)
-        del self._queues[model], self._rates[model]
+        del self._queues[model], self._paces[model]
         self._limits = {name: limits for name, limits in self._limits.items() if name != model}
 
     # --- the way in ---------------------------------------------------------------------------------------------------
@@ -125,8 +124,8 @@ class AdmissionController:
 
         The caller must ``close()`` what it gets, whatever happens.
         """
-        self._refuse(request.model)
-        poison = self._suspects.refusal(request)
+        self._refuse(request)
+        poison = self.suspects.refusal(request.model, request)
         if poison is not None:
             self._metrics.reject(request.model, poison)
             raise poison
@@ -136,7 +135,7 @@ class AdmissionController:
 
     def pass_on(self, request: Forward) -> Passage:
         """The same for a request that an upstream is to answer."""
-        self._refuse(request.model)
+        self._refuse(request)
         passage = Passage(request, self)
         self._enqueue(passage)
         return passage
@@ -146,9 +145,12 @@ class AdmissionController:
         self._queues[request.request.model].append(request)
         self._dispatch(request.request.model)
 
-    def _refuse(self, model: str) -> None:
-        """Raise what keeps a request for ``model`` out, if anything does."""
+    def _refuse(self, asked: Asked) -> None:
+        """Raise what keeps a request out, if anything does."""
+        model = asked.model
         refusal = self._refusal(model)
+        if refusal is None:
+            refusal = self._paces[model].refusal(asked, self._queues[model].all(), self._slots(model))
         if refusal is not None:
             self._metrics.reject(model, refusal)
             raise refusal
@@ -167,22 +169,12 @@ class AdmissionController:
             self._book.ask(model, time.monotonic())
             self.on_demand()
         if verdict is Verdict.REFUSE_FULL:
-            wait = policy.retry_after(len(self._queues[model]), self._rates[model].per_second(time.monotonic()))
+            wait = self._paces[model].retry_after(len(self._queues[model]), self._slots(model))
             return Overloaded(f"the queue of {model} is full", retry_after=wait)
         return self._unavailable(model) if verdict is Verdict.REFUSE_LOADING else None
 
     def _unavailable(self, model: str) -> ServiceUnavailable:
-        replicas = self._supervisor.of(model)
-        reason = next((replica.reason for replica in replicas if replica.reason), "")
-        views = self._view_replicas(model)
-        failed = all(view.state is ReplicaState.FAILED for view in views)
-        hopeless = policy.hopeless(views)
-        what = "has failed" if failed else "could not be loaded" if hopeless else "is loading"
-        kind = ModelFailed if hopeless else ServiceUnavailable
-        return kind(
-            f"the model {model} {what}" + (f": {reason}" if reason else ""),
-            retry_after=policy.RETRY_FAILED_AFTER if failed else 5.0,
-        )
+        return unavailable(model, self._supervisor.of(model))
 
     # --- slots --------------------------------------------------------------------------------------------------------
 
@@ -202,6 +194,10 @@ class AdmissionController:
                 self._dispatch_of(model)
         finally:
             self._dispatching = False
+
+    def _look_again(self, model: str) -> None:
+        if model in self._queues:
+            self._dispatch(model)
 
     def _dispatch_of(self, model: str) -> None:
         if not self._strict:
@@ -231,7 +227,7 @@ class AdmissionController:
         if self._limits[model].forwards not in (None, isinstance(request, Passage)):
             request.fail(ServiceUnavailable(f"the model {model} has just become one of another kind", retry_after=1.0))
             return True
-        if isinstance(request, Generation) and (poison := self._suspects.refusal(request.request)) is not None:
+        if isinstance(request, Generation) and (poison := self._poison(request)) is not None:
             request.fail(poison)  # a copy of it has become poison while it waited
             return True
         life = self._router.place(request, self._supervisor.of(model))
@@ -246,8 +242,8 @@ class AdmissionController:
         return True
 
     def began(self, request: Generation) -> None:
-        """Its first text: a suspect may have company again."""
-        if self._suspects.acquit(request):
+        """Its first text: a suspect's trial is over."""
+        if self.suspects.acquit(request):
             self._dispatch(request.request.model)
 
     def on_replica_change(self, replica: Replica) -> None:
@@ -293,6 +289,11 @@ class AdmissionController:
     # --- what requests tell -------------------------------------------------------------------------------------------
 
     def wants_slot_again(self, request: Admitted) -> None:
+        if isinstance(request, Generation):
+            self.suspects.acquit(request)  # its trial has ended with its engine
+        if self._closed and not self._is_served(request.request.model):
+            request.fail(ShuttingDown("the server is shutting down"))  # no engine is started any more
+            return
         self._queues[request.request.model].put_back(request)
         self._dispatch(request.request.model)
 
@@ -304,23 +305,19 @@ class AdmissionController:
         """Deaths are counted by what was asked for, so that copies and a client's own tries count together. The copies
         that still run when it becomes poison are ended before they cost a third engine.
         """
-        if not self._suspects.note(request.request, death):
+        asked = request.request
+        if not self.suspects.is_blamed(request) or not self.suspects.note(asked.model, asked, death):
             return
-        log.error(
-            "poison: the same work has killed two engines", request_id=request.request.id, model=request.request.model
-        )
+        log.error("poison: the same work has killed two engines", request_id=asked.id, model=asked.model)
         for other in list(self._running):
-            if other is not request and isinstance(other, Generation):
-                poison = self._suspects.refusal(other.request)
-                if poison is not None:
-                    other.fail(poison)
+            if other is not request and isinstance(other, Generation) and (poison := self._poison(other)) is not None:
+                other.fail(poison)
 
     def is_poison(self, request: Generation) -> bool:
-        return self._suspects.refusal(request.request) is not None
+        return self._poison(request) is not None
 
-    def clear_quarantine(self, model: str) -> None:
-        """An operator wants the model: what was held against its work is forgotten."""
-        self._suspects.clear(model)
+    def _poison(self, request: Generation) -> SlimprocError | None:
+        return self.suspects.refusal(request.request.model, request.request)
 
     def may_go_elsewhere(self, request: Admitted) -> bool:
         """Another replica of its model serves than the one that it was given."""
@@ -332,11 +329,13 @@ class AdmissionController:
         self._running.discard(request)
         if isinstance(request, Generation):
             self.began(request)
+            if request.outcome == "ok":
+                self.suspects.pardon(request)
         self._left.set()
         if not self._running:
             self._idle.set()
         model = request.request.model
-        self._rates[model].note(request.times.ended)
+        self._paces[model].ended(request, self._slots(model))
         if request.outcome == "ok":
             for replica in self._supervisor.of(model):
                 if replica.name == request.engine_name:
@@ -358,6 +357,11 @@ class AdmissionController:
 
     def _view_replicas(self, model: str) -> list[ReplicaView]:
         return [view(replica) for replica in self._supervisor.of(model)]
+
+    def _slots(self, model: str) -> int:
+        """That serve now."""
+        lives = [replica.serving for replica in self._supervisor.of(model)]
+        return sum(life.slots for life in lives if life is not None)
 
     def queue_depths(self) -> dict[str, int]:
         return {model: len(queue) for model, queue in self._queues.items()}

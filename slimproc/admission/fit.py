@@ -14,8 +14,11 @@ def refusal(request: Work, model: ModelInfo) -> InvalidRequest | None:
     the first by the time the last is refused.
     """
     if request.capability not in model.capabilities:
-        can = " and ".join(_DOES[capability] for capability in model.capabilities)
-        return InvalidRequest(f"the model {request.model} {_DOES_NOT[request.capability]}: it {can}", param="model")
+        can = " and ".join(_DOES[capability] for capability in model.capabilities if capability in _DOES)
+        return InvalidRequest(
+            f"the model {request.model} {_DOES_NOT[request.capability]}: it {can or 'does nothing that is known here'}",
+            param="model",
+        )
     return _of_vectors(request, model) if isinstance(request, EmbedRequest) else _of_prompts(request, model)
 
 

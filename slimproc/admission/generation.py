@@ -48,7 +48,7 @@ class Owner(Protocol):
         """Its engine died while it was inside the native call."""
 
     def began(self, generation: Generation) -> None:
-        """It has given its first text."""
+        """It has given its first text, or the first in another engine."""
 
     def is_poison(self, generation: Generation) -> bool: ...
 
@@ -70,6 +70,8 @@ class Generation:
         self._unstarted = deque(range(len(streams)))
         self._slots: dict[int, Slot] = {}
         self._replayed: set[int] = set()
+        self.resumed = 0
+        """Times that one of its streams went on in another engine."""
         self._unfinished = len(streams)
         self._changed = asyncio.Event()
         for stream in streams:
@@ -102,6 +104,10 @@ class Generation:
         return self.times.arrived
 
     avoids = ""
+
+    def sequences_in(self, engine: object) -> int:
+        """Slots that it has of one engine."""
+        return sum(slot.is_of(engine) for slot in self._slots.values())
 
     def grant(self, slot: AnySlot) -> None:
         """An engine's slot for the next sequence. Starts it now, unless its chat has to be rendered first."""
@@ -202,14 +208,15 @@ class Generation:
             logprobs=request.logprobs,
             sampling=sampling,
             grammar=request.grammar,
+            said=self.streams[index].said,
         )
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _on_first(self, stream: TokenStream) -> None:
+        self._owner.began(self)
         if not self.times.first_text:
             self.times.first_text = stream.first_at_ns / 1e9
-            self._owner.began(self)
             self._changed.set()
 
     def _on_end(self, stream: TokenStream) -> None:
@@ -229,16 +236,22 @@ class Generation:
         elif self._may_replay(stream):
             self._replayed.add(index)
             stream.reset()
-            if not any(other.first_at_ns for other in self.streams):
+            if not any(other.first_at_ns or other.said is not None for other in self.streams):
                 self.times.first_text = 0.0
-            self._unstarted.appendleft(index)
-            self._owner.wants_slot_again(self)
+            self._try_again(index)
+        elif isinstance(stream.error, EngineCrashed) and stream.delivered and stream.go_on():
+            self.resumed += 1
+            self._try_again(index)
         else:
             self.fail(stream.error)
 
     def _may_replay(self, stream: TokenStream) -> bool:
         """Its engine died, and it has given its client no byte yet: once more, on whatever engine comes next."""
         return isinstance(stream.error, EngineCrashed) and not stream.delivered and stream.index not in self._replayed
+
+    def _try_again(self, index: int) -> None:
+        self._unstarted.appendleft(index)
+        self._owner.wants_slot_again(self)
 
     def fail(self, error: SlimprocError) -> None:
         """End the whole request: an answer of which one choice failed is no answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slimproc.replicas.states import ReplicaState
@@ -35,6 +35,8 @@ class ReplicaView:
     """Blocks of the prompt's beginning that it has read before (``affinity.py``)."""
     known_prompts: int = 0
     """Prompts that it is remembered to hold; a new one goes where it pushes out the fewest."""
+    renewed: bool = False
+    """It has failed, and its file has come or changed since."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,11 @@ def choose(replicas: Sequence[ReplicaView]) -> int | None:
 
 
 def may_retry(replica: ReplicaView) -> bool:
-    """A replica that was given up is tried again when somebody asks for it, but not more often than once a minute."""
-    return replica.state is ReplicaState.FAILED and replica.seconds_in_state >= RETRY_FAILED_AFTER
+    """A replica that was given up is tried again when somebody asks for it, but not more often than once a minute,
+    unless its file is another by now.
+    """
+    due = replica.renewed or replica.seconds_in_state >= RETRY_FAILED_AFTER
+    return due and replica.state is ReplicaState.FAILED
 
 
 def hopeless(replicas: Sequence[ReplicaView]) -> bool:
@@ -95,6 +100,17 @@ def hopeless(replicas: Sequence[ReplicaView]) -> bool:
         replica.state is ReplicaState.FAILED or (replica.state is ReplicaState.BACKOFF and replica.load_failed)
         for replica in replicas
     )
+
+
+def expected_wait(times_left: Iterable[float], seconds_each: float) -> float:
+    """Seconds until all who wait have a slot, and the next one has it: each takes ``seconds_each`` of what is served, but
+    who will have run out of time by then (``times_left``, in their order) takes none.
+    """
+    wait = 0.0
+    for left in times_left:
+        if left > wait:
+            wait += seconds_each
+    return wait
 
 
 def retry_after(waiting: int, drained_per_second: float) -> float:

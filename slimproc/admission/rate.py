@@ -1,28 +1,32 @@
-"""DrainRate: how fast a model's queue empties, for whoever is told when to come back."""
+"""SlotTime: how long one request of a model keeps a slot, and so how fast its queue drains."""
 
 from __future__ import annotations
 
-import math
+import statistics
+from collections import deque
 
-_MEMORY = 30.0
-"""Seconds over which the rate is averaged."""
+_LATEST = 32
+_FEWEST = 3
 
 
-class DrainRate:
-    """How many requests end per second: each counts, and is forgotten exponentially. Instants are monotonic seconds."""
+class SlotTime:
+    """Of the latest requests that had a slot, however they ended. Seconds; of several slots, together.
 
-    def __init__(self, now: float) -> None:
-        self._began = self._last = now
-        self._count = 0.0
+    Unlike a count of ends a second it says what is possible and not what was asked for: after a quiet hour it holds.
+    """
 
-    def note(self, now: float) -> None:
-        """A request has ended."""
-        self._count = self._remembered(now) + 1.0
-        self._last = now
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_LATEST)
 
-    def per_second(self, now: float) -> float:
-        remembered_seconds = _MEMORY * (1.0 - math.exp(-(now - self._began) / _MEMORY))
-        return self._remembered(now) / max(1.0, remembered_seconds)
+    def note(self, seconds: float) -> None:
+        self._latest.append(seconds)
 
-    def _remembered(self, now: float) -> float:
-        return self._count * math.exp(-(now - self._last) / _MEMORY)
+    @property
+    def mean(self) -> float:
+        """For what many take together; 0 while too few are known."""
+        return statistics.fmean(self._latest) if len(self._latest) >= _FEWEST else 0.0
+
+    @property
+    def median(self) -> float:
+        """For who must not be wronged because of one long answer; 0 while too few are known."""
+        return statistics.median(self._latest) if len(self._latest) >= _FEWEST else 0.0

@@ -8,7 +8,7 @@ from slimproc.admission.generation import Generation
 from slimproc.admission.passage import Passage
 from slimproc.errors import SlimprocError
 from slimproc.metrics import Metrics, ModelMetrics
-from slimproc.request import GENERATE
+from slimproc.request import GENERATE, GenerateRequest
 
 log = logs.get("slimproc.generation")
 
@@ -34,6 +34,9 @@ def keep(request: Admitted, metrics: Metrics) -> None:
 
 def _count_tokens(generation: Generation, metrics: ModelMetrics) -> None:
     times = generation.times
+    metrics.resumes["resumed"] += generation.resumed
+    if generation.outcome == "engine_crashed" and _may_resume(generation):
+        metrics.resumes["refused"] += sum(stream.delivered for stream in generation.streams)
     for stream in generation.streams:
         metrics.prompt_tokens += stream.usage.prompt_tokens
         metrics.cached_prompt_tokens += stream.usage.cached_tokens
@@ -41,9 +44,13 @@ def _count_tokens(generation: Generation, metrics: ModelMetrics) -> None:
         metrics.ttft.observe(times.first_text - times.arrived)
     if generation.outcome == "ok":
         for stream in generation.streams:
-            if stream.completion_tokens > 1 and stream.last_at_ns > stream.first_at_ns:
+            if stream.completion_tokens > 1 and stream.last_at_ns > stream.first_at_ns and stream.said is None:
                 seconds = (stream.last_at_ns - stream.first_at_ns) / 1e9
                 metrics.decode_rate.observe((stream.completion_tokens - 1) / seconds)
+
+
+def _may_resume(generation: Generation) -> bool:
+    return isinstance(generation.request, GenerateRequest) and generation.request.on_crash == "resume"
 
 
 def _log_generation(generation: Generation) -> None:
@@ -59,6 +66,7 @@ def _log_generation(generation: Generation) -> None:
         prompt_tokens=sum(stream.usage.prompt_tokens for stream in streams),
         completion_tokens=sum(stream.completion_tokens for stream in streams),
         cached_tokens=sum(stream.usage.cached_tokens for stream in streams),
+        resumed=generation.resumed or None,
         queue_wait_ms=_queue_wait_ms(times),
         ttft_ms=_ms(times.first_text - times.arrived) if times.first_text else None,
         duration_ms=_ms(times.ended - times.arrived),

@@ -67,4 +67,5 @@ def view(replica: Replica) -> ReplicaView:
         occupied=life.occupied if life else 0,
         load_failed=replica.load_failed,
         seconds_in_state=time.monotonic() - replica.changed_at,
+        renewed=replica.renewed,
     )

@@ -109,11 +109,12 @@ class RendererProcess:
 
     async def greet(self) -> None:
         """Wait until it is ready. Raises InternalError; the process is then to be closed."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._channel)
-        try:
-            answer = await self._within(self._limits.start)
-        except (OSError, EOFError, msgspec.MsgspecError):
-            answer = None
+        answer = None
+        with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
+            if self.usable:  # else it was closed before, and so was its socket
+                self._reader, self._writer = await asyncio.open_connection(sock=self._channel)
+            if self.usable:
+                answer = await self._within(self._limits.start)
         if not isinstance(answer, Hello):
             self.kill()
             raise InternalError("the chat renderer could not be started: it did not say hello in time")

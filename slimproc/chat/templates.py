@@ -78,15 +78,21 @@ class Renderer:
         return f"<Renderer {self.statistics()}>"
 
     async def start(self) -> None:
-        """Start the processes and wait until they are ready. Raises InternalError; not when it is closed meanwhile."""
+        """Start the processes and wait until they are ready. A place whose process does not start, on a machine that is
+        busy or short of processes, stays empty: the first render that gets it tries again.
+        """
         started = await asyncio.gather(*(self._start_process() for _ in range(self._places)), return_exceptions=True)
         if self._closed:
             return  # ``close`` has killed them, which is no failure
         for process in started:
-            if isinstance(process, BaseException):
+            if isinstance(process, InternalError):
+                _log.warning("%s; the next render tries again", process)
+                self._give_back(None)
+            elif isinstance(process, BaseException):
                 await self.close()
                 raise process
-            self._give_back(process)
+            else:
+                self._give_back(process)
 
     async def close(self) -> None:
         """Kill and reap every process. Renders still waiting or running end with ShuttingDown."""

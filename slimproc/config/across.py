@@ -13,6 +13,8 @@ from slimproc.config.values import Listen, Wrong
 if TYPE_CHECKING:
     from slimproc.config.models import Entry
 
+_BY_UUID = ("GPU-", "MIG-")
+
 Values = Mapping[str, Any]
 Places = Mapping[str, Given]
 
@@ -73,9 +75,17 @@ def check_devices(entries: Iterable[Entry], policy: MemoryPolicy, problems: list
     """A model's device is one that may be used."""
     for entry in entries:
         place = entry.keys.get("device")
-        if policy.devices is not None and place is not None and place.value not in policy.devices:
+        if policy.devices is not None and place is not None and not _is_among(str(place.value), policy.devices):
             listed = ", ".join(policy.devices)
             problems.append(at(place, f"memory.devices leaves {shown(place.value)} out: it has {listed}"))
+
+
+def _is_among(device: str, listed: Sequence[str]) -> bool:
+    """UUIDs may be abbreviated on both sides: whether they are the same is known when the GPUs are."""
+    if not device.startswith(_BY_UUID):
+        return device in listed
+    uuids = [other for other in listed if other.startswith(_BY_UUID)]
+    return any(device.startswith(other) or other.startswith(device) for other in uuids)
 
 
 def _check_known(name: str, place: Given, entries: Sequence[Entry], problems: list[Problem]) -> None:

@@ -16,7 +16,7 @@ from slimproc.config.addresses import INFERENCE_PATH
 from slimproc.config.lists import ADAPTERS, DEVICE
 from slimproc.config.upstream import Command, MemoryProfile, Remote
 from slimproc.config.values import BOOLEAN, NAME, NAMES, PATH, choice, integer, kinds_of, seconds, size
-from slimproc.settings import EngineSettings, FakeSettings, LoraAdapter
+from slimproc.settings import BACKENDS, EngineSettings, FakeSettings, LoraAdapter, OnCrash
 
 ANY_NAME = "*"
 """The alias under which a model answers to any name that no other model has."""
@@ -25,10 +25,9 @@ LOCAL_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", 
 
 MODEL_BLOCKS = ("fake", "memory", "remote", "command")
 """Keys whose values are mappings with keys of their own: ``blocks.py``."""
-LLAMA_CPP_KEYS = frozenset({"pooling", "lora", "kv_type", "flash_attention", "mmap", "speculation"})
-LOCAL_KEYS = LLAMA_CPP_KEYS | {
-    "backend", "path", "replicas", "slots", "context", "threads", "gpu_layers", "max_tokens_limit", "chat_template", "fake",
-    "confine",
+LOCAL_KEYS = frozenset().union(*(traits.own_keys for traits in BACKENDS.values())) | {
+    "backend", "path", "replicas", "slots", "context", "threads", "gpu_layers", "max_tokens_limit", "chat_template",
+    "confine", "on_crash",
 }  # fmt: skip
 UPSTREAM_KEYS = frozenset({"remote", "command", "concurrency", "max_body", "prepare_timeout"})
 LIFECYCLE_KEYS = frozenset(
@@ -87,12 +86,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: Annotated[tuple[LoraAdapter, ...], ADAPTERS] = ()
     """Paths as ``path`` has them."""
     kv_type: Annotated[Literal["f16", "q8_0", "q4_0"], choice("f16", "q8_0", "q4_0")] = "f16"
-    flash_attention: Annotated[bool, BOOLEAN] = True
+    flash_attention: Annotated[bool | None, BOOLEAN] = None
     mmap: Annotated[bool, BOOLEAN] = True
     speculation: Annotated[int, integer(0, 16)] = 0
     confine: Annotated[Literal["auto", "strict", "jit", "off"], choice("auto", "strict", "jit", "off")] = "auto"
     """What an engine gives up before it loads; auto: jit with a GPU, else strict. As parsed: its own, else the top-level value."""
     max_tokens_limit: Annotated[int | None, integer(1, 1 << 24)] = None
+    on_crash: Annotated[OnCrash, choice("fail", "resume")] = "fail"
     chat_template: Annotated[Path | None, PATH] = None
     """A file that takes the place of the model's own template. It could be read with the configuration."""
     fake: FakeSettings = FakeSettings()
@@ -118,8 +118,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a key of the file means anything for this kind of model."""
         if (key in LIFECYCLE_KEYS and not self.managed) or (key == "prepare_timeout" and self.remote is None):
             return False
+        if any(key in traits.own_keys and key in MODEL_BLOCKS for traits in BACKENDS.values()):
+            return self.backend is not None and key in BACKENDS[self.backend].own_keys
         if key in MODEL_BLOCKS and key != "memory":
-            return key == ("fake" if self.backend == "fake" else "remote" if self.remote else "command")
+            return getattr(self, key) is not None
         return key not in (UPSTREAM_KEYS if self.upstream is None else LOCAL_KEYS)
 
     def engine_settings(self) -> EngineSettings:

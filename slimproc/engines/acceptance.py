@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from slimproc.engines.backend import Backend
 
 
+_LONG = 1 << 14
+"""Characters that are tokenized without a look: that takes milliseconds."""
+
+
 class Acceptance:
     """For one loaded model. What is refused raises InvalidRequest; nothing here changes anything."""
 
@@ -33,7 +37,8 @@ class Acceptance:
                 f"this model's context is {self._model.context} tokens, and the prompt alone has {len(prompt)}",
                 param="messages" if command.chat else "prompt",
             )
-        sequence = Sequence(command, prompt, self._model.context)
+        said = None if command.said is None else self._backend.tokenize_continuation(command.said.text)
+        sequence = Sequence(command, prompt, self._model.context, said)
         able = "gives_prompt_logprobs" if sequence.scores_prompt else "gives_logprobs"
         if sequence.scores is not None and not getattr(self._backend, able, False):
             what = "logprobs with echo are" if sequence.scores_prompt else "logprobs are"
@@ -44,6 +49,7 @@ class Acceptance:
         """The sequence that an Embed asks for."""
         prompt = command.prompt
         if isinstance(prompt, str):
+            self._check_length(prompt + (command.query or ""), None)
             prompt = self._backend.tokenize_input(prompt, query=command.query)
         if not prompt:
             raise InvalidRequest("the text has no tokens")
@@ -56,11 +62,24 @@ class Acceptance:
 
     def _prompt_tokens(self, command: wire.Submit) -> list[int]:
         if isinstance(command.prompt, str):
+            self._check_length(command.prompt, "messages" if command.chat else "prompt")
             if command.chat:
                 return self._backend.tokenize_spans(command.prompt, command.literals)
             return self._backend.tokenize(command.prompt, add_special=True, parse_special=True)
         self._check_ids(command.prompt, "prompt")
         return command.prompt
+
+    def _check_length(self, text: str, param: str | None) -> None:
+        """To tokenize megabytes takes seconds, in which all sequences wait: what cannot fit is refused before."""
+        least = getattr(self._backend, "least_tokens", None)
+        if least is None or len(text) <= _LONG:
+            return
+        tokens = least(text)
+        if tokens > self._model.context:
+            raise ContextLengthExceeded(
+                f"this model's context is {self._model.context} tokens, and the text alone has {tokens} or more",
+                param=param,
+            )
 
     def _check_ids(self, tokens: list[int], param: str) -> None:
         """What is not in the vocabulary must never reach native code, which does not look."""
@@ -81,6 +100,7 @@ class Acceptance:
         """The answer to a question; a refusal is one, too."""
         try:
             if isinstance(question, wire.Tokenize):
+                self._check_length(question.text, "content")
                 tokens = self._backend.tokenize(
                     question.text, add_special=question.add_special, parse_special=question.parse_special
                 )

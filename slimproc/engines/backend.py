@@ -69,6 +69,8 @@ class Backend(Protocol):
     that ask for them are refused before they come here.
     So may two that ``confine`` reads: ``uses_gpu``, which keeps what drivers need, and ``scratch``, paths of folders
     that the backend goes on writing to.
+    A method ``least_tokens(text)`` may be there: no fewer tokens does the text have, which must be known at little cost; 0
+    where nothing is known. What cannot fit is refused by it without being tokenized.
     """
 
     @property
@@ -87,6 +89,9 @@ class Backend(Protocol):
 
     def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
         """Token ids of a rendered chat: control tokens are parsed everywhere but in the character spans ``literals``."""
+
+    def tokenize_continuation(self, text: str) -> list[int]:
+        """Token ids of a text that goes on where other tokens end: nothing is put in front, control tokens are not parsed."""
 
     def tokenize_input(self, text: str, *, query: str | None) -> list[int]:
         """Token ids of a text whose vector is wanted, or of ``query`` and a document; control tokens are not parsed.

@@ -19,12 +19,14 @@ from slimproc.ipc.control import ControlClosed
 from slimproc.request import Finish
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from slimproc.engines.backend import Backend
     from slimproc.ipc.control import ControlSocket
     from slimproc.ipc.publisher import StepPublisher
     from slimproc.ipc.ring import RingWriter
 
-PHASE_LOADING, PHASE_IDLE, PHASE_PREFILL, PHASE_DECODE = 1, 2, 3, 4
+PHASE_LOADING, PHASE_IDLE, PHASE_PREFILL, PHASE_DECODE, PHASE_ACCEPT = 1, 2, 3, 4, 5
 _REARM_NS = 1_000_000_000
 """Arming the watchdog costs 44 us, so it is done once a second, not once a step."""
 _LONGEST_WAIT = 1.0
@@ -113,18 +115,23 @@ class EngineLoop:
 
     def _handle(self, command: wire.Command) -> None:
         match command:
-            case wire.Submit():
-                self._submit(command)
-            case wire.Embed():
-                self._embed(command)
+            case wire.Submit() | wire.Embed():
+                self._take_in(command)
             case wire.Cancel(rid):
                 self._cancel(rid)
             case wire.Tokenize() | wire.Detokenize():
-                self._say(self._acceptance.answer(command))
+                with self._inside(command.question):
+                    answer = self._acceptance.answer(command)
+                self._say(answer)
             case wire.Shutdown():
                 self._stopping = True
             case wire.Load():
                 raise AssertionError("Load comes once, before the loop")
+
+    def _take_in(self, command: wire.Start) -> None:
+        """Tokenizing and joining are native calls as well, and about this sequence alone."""
+        with self._inside(command.rid):
+            self._submit(command) if isinstance(command, wire.Submit) else self._embed(command)
 
     def _submit(self, command: wire.Submit) -> None:
         try:
@@ -153,7 +160,8 @@ class EngineLoop:
                 self._fail(rid, outcome.code, outcome.message, outcome.param)
                 continue
             sequence.grammar = outcome
-            self._join(sequence, command)
+            with self._inside(rid):
+                self._join(sequence, command)
 
     def _join(self, sequence: Sequence, command: wire.Submit) -> None:
         joins = sequence.limit > 0 or sequence.scores_prompt
@@ -216,12 +224,11 @@ class EngineLoop:
             return
         self._note_phase()
         self._ring.mark_inside(1)
-        try:
-            produced = self._backend.step()
-        finally:
-            self._ring.mark_inside(0)  # an exception is no native crash
+        produced = self._backend.step()
+        self._ring.mark_inside(0)  # not after an exception, which ends the process as a crash does
         now = time.monotonic_ns()
-        self._mark_step(now)
+        if produced or self._phase == PHASE_PREFILL or self._backend.poll_interval:
+            self._mark_step(now)  # a step in which nothing was made, read or waited for is no sign of life
         self._rearm(now)
         items, self._pending = self._pending, []
         scored: list[wire.ScoredTok] = []
@@ -296,6 +303,15 @@ class EngineLoop:
             self._publisher.publish(wire.Step(time.monotonic_ns(), items))
 
     # --- what others see of us: the black box and the watchdog -------------------------------------------------
+
+    @contextlib.contextmanager
+    def _inside(self, number: int) -> Iterator[None]:
+        """A native call between two steps, about one command alone. An exception that leaves it ends the process."""
+        self._ring.set_phase(PHASE_ACCEPT, [number])
+        self._ring.mark_inside(1)
+        yield
+        self._ring.mark_inside(0)
+        self._phase = 0
 
     def _note_phase(self) -> None:
         """Before a native call, leave word in shared memory of who is in it; rewritten only when that changed."""

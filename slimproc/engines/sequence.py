@@ -19,18 +19,24 @@ class Sequence:
 
     __slots__ = (
         "_push", "_quick", "cached_tokens", "echo_text", "generated", "grammar", "limit", "logprobs", "prompt",
-        "prompt_text", "rid", "sampling", "scores", "scores_prompt", "state", "text", "unsaid",
+        "prompt_text", "rid", "said", "sampling", "scores", "scores_prompt", "spoken", "state", "text", "unsaid",
     )  # fmt: skip
 
-    def __init__(self, command: Submit, prompt: list[int], context: int) -> None:
-        """``prompt`` must leave room in ``context`` (tokens): the caller has checked it."""
+    def __init__(self, command: Submit, prompt: list[int], context: int, said: list[int] | None = None) -> None:
+        """``prompt`` must leave room in ``context`` (tokens): the caller has checked it. ``said``: the tokens of
+        ``command.said``, which need not.
+        """
         self.rid = command.rid
-        self.prompt = prompt
+        self.said = said or []
+        """The end of ``prompt``, which is this answer's own beginning: penalties count it."""
+        self.spoken = command.said.tokens if command.said is not None else 0
+        """Tokens that were generated for it before; ``generated`` has those since."""
+        self.prompt = [*prompt, *said] if said else prompt
         self.prompt_text = command.prompt if isinstance(command.prompt, str) else ""
         """For a backend that reads its prompt as text (the fake); empty when token ids were given."""
         self.sampling: SamplingParams = command.sampling
-        room = context - len(prompt)
-        self.limit = room if command.max_tokens is None else min(command.max_tokens, room)
+        room = max(0, context - len(self.prompt))
+        self.limit = room if command.max_tokens is None else max(0, min(command.max_tokens - self.spoken, room))
         """Tokens that may be generated: by our own count, since a full KV cache refuses the whole batch."""
         self.logprobs = command.logprobs
         """How many alternatives each token is to name; None: it gets no log probability at all."""
@@ -112,7 +118,8 @@ class Sequence:
             text += self.text.flush(cut=finish is not Finish.STOP)
             if self.text.stopped:  # a match that was waiting for an earlier one to grow
                 finish = Finish.STOP
-        usage = Usage(len(self.prompt), self.generated, self.cached_tokens)
+        prompt_tokens = len(self.prompt) - len(self.said)
+        usage = Usage(prompt_tokens, self.spoken + self.generated, min(self.cached_tokens, prompt_tokens))
         return Tok(self.rid, text, self.unsaid, int(finish), usage)
 
 

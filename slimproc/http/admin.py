@@ -40,7 +40,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         model = model_of(http)
         if _wants_to_wait(http):
             return _json({"status": await lifecycle.load(gateway, model)})
-        gateway.residency.load(model.name)
+        lifecycle.wish(gateway, model)
         return _json({"status": "asked"}, status=202)
 
     async def unload(http: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from slimproc.admission.controller import AdmissionController
 from slimproc.config import Config, ModelConfig
-from slimproc.errors import InvalidRequest, ServiceUnavailable, SlimprocError
+from slimproc.errors import EngineCrashed, InvalidRequest, ServiceUnavailable, SlimprocError
 from slimproc.http.body import read_json_body, say_continue
 from slimproc.http.disconnects import DisconnectSweeper
 from slimproc.http.forward import Relay
@@ -111,7 +111,14 @@ class Gateway:
         return call, work
 
     async def ask(self, model: ModelConfig, make: Callable[[int], wire.Command]) -> wire.Report:
-        """Ask any engine of the model that is ready. Raises ServiceUnavailable when there is none."""
+        """Ask any engine of the model that is ready. Raises ServiceUnavailable when there is none, Quarantined and
+        EngineCrashed as a generation would.
+        """
+        question, suspects = make(0), self.admission.suspects
+        assert isinstance(question, wire.Tokenize | wire.Detokenize)
+        if (poison := suspects.refusal(model.name, question)) is not None:
+            self.metrics.reject(model.name, poison)
+            raise poison
         for replica in self.supervisor.of(model.name):
             if replica.serving_engine is not None:
                 try:
@@ -119,6 +126,10 @@ class Gateway:
                         return await replica.serving_engine.ask(make)
                 except TimeoutError:
                     raise ServiceUnavailable(f"the model {model.name} is too busy to answer") from None
+                except EngineCrashed as error:
+                    if error.inside_of is not None:
+                        suspects.note(model.name, question, error.inside_of)
+                    raise
         raise ServiceUnavailable(f"the model {model.name} is not loaded")
 
     # --- time ---------------------------------------------------------------------------------------------------------

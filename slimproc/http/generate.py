@@ -15,6 +15,7 @@ from slimproc.errors import SlimprocError
 from slimproc.http.disconnects import DisconnectSweeper
 from slimproc.http.errors import on_infer, sse_error
 from slimproc.http.openai.format import AnswerFormat
+from slimproc.http.resuming import ResumableEventStream, header, obstacle
 from slimproc.http.scored import ScoredEventStream, ScoredStream
 from slimproc.http.sse import DONE, KEEPALIVE, EventClient, EventStream
 from slimproc.metrics import Metrics
@@ -83,7 +84,7 @@ class Answerer:
         try:
             with self._sweeper.watching(http.transport):
                 started = await generation.wait_started(self.keepalive_after)
-                response = await self._begin(http, client, answer)
+                response = await self._begin(http, client, answer, header(request))
                 if not started:
                     client.write(KEEPALIVE)
                 await self._follow(generation, client, answer, infer=on_infer(http))
@@ -101,10 +102,13 @@ class Answerer:
             finish_events = answer.finish_events(index)
             return ScoredEventStream(index, client, event=answer.scored_event, finish_events=finish_events, gaps=gaps)
         head, tail = answer.head_and_tail(index)
-        return EventStream(index, client, head=head, tail=tail, finish_events=answer.finish_events(index), gaps=gaps)
+        kind = ResumableEventStream if request.on_crash == "resume" and not obstacle(request) else EventStream
+        return kind(index, client, head=head, tail=tail, finish_events=answer.finish_events(index), gaps=gaps)
 
-    async def _begin(self, http: web.Request, client: EventClient, answer: AnswerFormat) -> web.StreamResponse:
-        response = web.StreamResponse(headers=_HEADERS)
+    async def _begin(
+        self, http: web.Request, client: EventClient, answer: AnswerFormat, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_HEADERS | headers)
         chunked = http.version >= (1, 1)
         if chunked:
             response.enable_chunked_encoding()

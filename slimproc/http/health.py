@@ -32,6 +32,8 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         body: dict[str, Any] = {"status": "ready" if ready else "failed" if lost else _worst(models), "models": models}
         if faults:
             body["devices"] = faults
+        if fault := gateway.residency.driver_fault:
+            body["driver"] = fault
         return web.Response(
             status=200 if ready else 503, body=msgspec.json.encode(body), content_type="application/json"
         )
@@ -54,14 +56,15 @@ def _readiness(gateway: Gateway, model: str) -> dict[str, Any]:
     replicas = gateway.supervisor.of(model)
     able = sum(replica.state in (ReplicaState.READY, ReplicaState.DRAINING) for replica in replicas)
     on_demand = not gateway.residency.preloading(model) and any(_may_be_loaded(replica) for replica in replicas)
+    obstacle = "" if able else gateway.residency.obstacle(model)
     found: dict[str, Any] = {
-        "ready": able > 0 or on_demand,
-        "status": "ready" if able else router_word(replicas),
+        "ready": able > 0 or (on_demand and not obstacle),
+        "status": "ready" if able else "failed" if obstacle else router_word(replicas),
         "replicas": {"ready": able, "of": len(replicas)},
     }
     if not able:
         found["progress"] = round(max(replica.statistics().progress for replica in replicas), 3)
-    reasons = [replica.reason for replica in replicas if replica.reason]
+    reasons = [reason for reason in (*(replica.reason for replica in replicas), obstacle) if reason]
     if reasons:
         found["reason"] = public_text(reasons[0])
     ready = [replica.engine.ready for replica in replicas if replica.engine is not None and replica.engine.ready]

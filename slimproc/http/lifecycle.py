@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Final
 
 from slimproc.config import ModelConfig
-from slimproc.errors import DeadlineExceeded, InsufficientMemory, ModelFailed
+from slimproc.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UnloadFailed
 from slimproc.http.gateway import Gateway
+from slimproc.replicas.life import Life
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.states import ReplicaState
+from slimproc.residency.refusals import refusal
 
 _LOOK_EVERY: Final = 0.05
 """Seconds. Operators are few, and residency and replicas need not know of them."""
@@ -20,22 +21,30 @@ _SPARE: Final = 5.0
 """Seconds beyond the limits of those who do the work: they tell what went wrong better than a time-out does."""
 
 
-async def load(gateway: Gateway, model: ModelConfig) -> str:
-    """Ask for it and wait until it serves. Raises ModelFailed, InsufficientMemory or DeadlineExceeded."""
-    asked = time.monotonic()
-    gateway.admission.clear_quarantine(model.name)
+def wish(gateway: Gateway, model: ModelConfig) -> None:
+    """An operator wants it: what was held against its work is forgotten, too."""
+    gateway.admission.suspects.clear(model.name)
     gateway.residency.load(model.name)
+
+
+async def load(gateway: Gateway, model: ModelConfig) -> str:
+    """Ask for it and wait until it serves, or has served. Raises ModelFailed, what a refusal is told as, or
+    DeadlineExceeded.
+    """
+    asked = time.monotonic()
+    wish(gateway, model)
 
     def is_loaded() -> bool:
         replicas = gateway.supervisor.of(model.name)  # others than before, after a reload of the configuration
-        if any(replica.state is ReplicaState.READY for replica in replicas):
+        if any(replica.state is ReplicaState.READY or replica.resident_since >= asked for replica in replicas):
             return True
         if all(_has_failed(replica) for replica in replicas) and any(one.changed_at >= asked for one in replicas):
             reason = next((replica.reason for replica in replicas if replica.reason), "it says no reason")
             raise ModelFailed(f"the model {model.name} could not be loaded: {reason}")
         explanation = gateway.residency.explain(model.name)
         if explanation.verdict == "refuse":
-            raise InsufficientMemory(explanation.reason, plan=asdict(explanation))
+            code = explanation.code
+            raise ModelFailed(explanation.reason) if code is None else refusal(code, explanation)
         return False
 
     limit = gateway.config.drain_timeout + model.prepare_timeout + model.load_timeout + _SPARE
@@ -44,16 +53,33 @@ async def load(gateway: Gateway, model: ModelConfig) -> str:
 
 
 async def unload(gateway: Gateway, model: ModelConfig) -> str:
-    """Ask for it and wait until nothing of it runs. Raises DeadlineExceeded."""
+    """Ask for it and wait until nothing that runs of it now does. Others may have asked for it again by then.
+
+    Raises InvalidRequest, UnloadFailed or DeadlineExceeded.
+    """
+    if not model.managed:
+        raise InvalidRequest(f"{model.name} is a server that nobody loads or unloads", param="id")
     gateway.residency.unload(model.name)
-    replicas = gateway.supervisor.of(model.name)
+    await asyncio.sleep(0)  # a start from before is heard first, and ends with this
+    running = [(replica, replica.life) for replica in gateway.supervisor.of(model.name)]
 
     def is_unloaded() -> bool:
-        return all(replica.state in (ReplicaState.STOPPED, ReplicaState.FAILED) for replica in replicas)
+        ended = [_is_unloaded(replica, life) for replica, life in running]
+        return all(ended)
 
     limit = gateway.config.drain_timeout + model.unload_timeout + _SPARE
     await _until(is_unloaded, limit, f"the model {model.name} is still not unloaded")
     return "unloaded"
+
+
+def _is_unloaded(replica: Replica, life: Life | None) -> bool:
+    """Whether the life has ended. Raises UnloadFailed where what it had may still be in memory."""
+    failure = replica.unload_failed
+    if replica.state in (ReplicaState.STOPPED, ReplicaState.FAILED):
+        failure = replica.remains
+    if failure:
+        raise UnloadFailed(f"the model {replica.model} could not be unloaded: {failure}")
+    return life is None or replica.life is not life
 
 
 def _has_failed(replica: Replica) -> bool:

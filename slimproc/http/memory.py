@@ -20,6 +20,13 @@ class Residency(Protocol):
     def preloading(self, model: str) -> bool:
         """It is to be loaded at the start, and has not been yet."""
 
+    def obstacle(self, model: str) -> str:
+        """Why it can be loaded nowhere, by the word of the devices and their driver; empty: it may be."""
+
+    @property
+    def driver_fault(self) -> str:
+        """What is wrong with the GPUs' driver as a whole; empty: nothing."""
+
     def explain(self, model: str) -> Explanation:
         """What would happen, or does, if somebody asked for it now."""
 
@@ -45,6 +52,13 @@ class EverythingFits:
 
     def preloading(self, model: str) -> bool:  # noqa: ARG002 - every one
         return True
+
+    def obstacle(self, model: str) -> str:  # noqa: ARG002 - nobody looks
+        return ""
+
+    @property
+    def driver_fault(self) -> str:
+        return ""
 
     def explain(self, model: str) -> Explanation:
         states = {replica.state for replica in self._supervisor.of(model)}

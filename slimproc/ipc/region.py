@@ -130,7 +130,7 @@ def read_black_box(memory: mmap.mmap) -> BlackBox:
 
 
 def write_black_box(memory: mmap.mmap, phase: int, rids: Sequence[int]) -> None:
-    rids = rids[:MAX_RIDS]
+    rids = rids[-MAX_RIDS:]
     struct.pack_into(f"<II{len(rids)}Q", memory, _BLACK_BOX_AT, phase, len(rids), *rids)
 
 

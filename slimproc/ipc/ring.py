@@ -273,7 +273,7 @@ class RingWriter:
             self._data.flush()
 
     def set_phase(self, phase: int, rids: Sequence[int]) -> None:
-        """Leave word, before a native call, of what it is about: at most 110 of ``rids`` are kept."""
+        """Leave word, before a native call, of what it is about: of ``rids``, the last 110 are kept."""
         write_black_box(self._memory, phase, rids)
 
     def mark_inside(self, inside: int) -> None:

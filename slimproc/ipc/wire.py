@@ -6,11 +6,11 @@ answers to questions), and *frames* come up the ring (tokens, and what ends a se
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from slimproc.request import GENERATE, GrammarSpec, SamplingParams, Usage
+from slimproc.request import GENERATE, Count, GrammarSpec, SamplingParams, Usage
 from slimproc.settings import EngineSettings
 
 # --- commands: front to engine ------------------------------------------------------------------------------
@@ -26,6 +26,14 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     holds the interpreter, and leaves the Python stack in the log."""
 
 
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer has said already, in an engine that died."""
+
+    text: str
+    tokens: Count
+    """As many as it was generated from."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True, omit_defaults=True):
     """Start one sequence. ``rid`` is small, unique within the incarnation, and names it until its terminal event."""
 
@@ -38,11 +46,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True, omit_defau
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     """Every token comes with its log probability and so many of the likeliest tokens in its place; None: none does."""
     sampling: SamplingParams = SamplingParams()
     grammar: GrammarSpec | None = None
     """None: any text. Else the sequence joins the batch once this is compiled, or fails."""
+    said: Said | None = None
+    """Not None: go on behind it. ``max_tokens`` and the usage count it as part of the answer."""
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", kw_only=True, omit_defaults=True):
@@ -85,14 +95,16 @@ Start = Submit | Embed
 
 # --- reports: engine to front, over the control socket -------------------------------------------------------
 
+_Some = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded model is."""
 
-    context: int
+    context: _Some
     """Tokens that one sequence may hold, prompt and answer together."""
-    slots: int
-    vocab_size: int
+    slots: _Some
+    vocab_size: _Some
     chat_template: str | None = None
     bos_token: str = ""
     eos_token: str = ""
@@ -100,7 +112,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that become control tokens where they are parsed; the renderer marks them in callers' words."""
     capabilities: tuple[str, ...] = (GENERATE,)
     """What it can be asked for: ``request``'s words."""
-    embedding_size: int = 0
+    embedding_size: Count = 0
     """Values of a vector, where it makes vectors."""
     details: dict[str, str | int | float | bool] = {}
     """For people: threads, KV bytes, the model's own description."""
@@ -109,13 +121,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Loading goes on; ``fraction`` is 0 to 1."""
 
-    fraction: float
+    fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     epoch: int
     model: ModelInfo
-    load_seconds: float
+    load_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class LoadRefused(msgspec.Struct, frozen=True, tag="load_refused"):
@@ -162,7 +174,7 @@ class Tok(msgspec.Struct, array_like=True, gc=False):
 
     rid: int
     text: str
-    tokens: int = 1
+    tokens: Count = 1
     finish: int = 0
     usage: Usage | None = None
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from slimproc.settings import BACKENDS
+
 _NOT_FOR_ENGINES = ("NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_", "CREDENTIALS_DIRECTORY")
 HOST = "host"
 """The device that is the machine's own memory."""
@@ -32,16 +34,18 @@ def engine_environment(
 ) -> dict[str, str]:
     """What an engine may know: as any child of ours, and our package wherever it is imported from.
 
-    What can only be said before a process starts is said here for each ``backend``; the rest is the engine's own business.
+    What can only be said before a process starts is said here by the traits of the ``backend``; the rest is the engine's
+    own business. A name that is no backend's is another child of ours, which needs our package as well.
     """
     kept = child_environment(environ, device)
     package = str(Path(__file__).resolve().parents[2])
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (package, kept.get("PYTHONPATH", ""))))
     kept["GGML_NO_BACKTRACE"] = "1"  # on abort ggml would start a debugger, and print to stdout
-    if backend == "llama_cpp":
-        # NumPy only samples there. Starting its BLAS's threads is a quarter of what importing it takes.
-        kept.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if backend == "mlx" and sys.platform == "linux" and openblas.exists():
-        # The BLAS in MLX's own package for CPUs is the reference one: a prompt takes ten times as long with it.
+    traits = BACKENDS.get(backend)
+    if traits is None:
+        return kept
+    for key, value in traits.environment:
+        kept.setdefault(key, value)
+    if traits.slow_blas and sys.platform == "linux" and openblas.exists():
         kept["LD_PRELOAD"] = ":".join(filter(None, (kept.get("LD_PRELOAD", ""), str(openblas))))
     return kept

@@ -130,7 +130,7 @@ class Incarnation:
 
     @property
     def free_slots(self) -> int:
-        if self._ready is None or self.dead:
+        if self._ready is None or self.dead or self._stall_watch.overdue:
             return 0
         return self._ready.model.slots - self.occupied
 
@@ -165,7 +165,9 @@ class Incarnation:
     # --- questions ------------------------------------------------------------------------------------------------
 
     async def ask(self, make: Callable[[int], wire.Command]) -> wire.Report:
-        """Ask the engine something and wait for its answer; the caller sets the limit. Raises InvalidRequest."""
+        """Ask the engine something and wait for its answer; the caller sets the limit. Raises InvalidRequest,
+        ServiceUnavailable where the engine died meanwhile, and EngineCrashed where it died of the question.
+        """
         if self.dead:
             raise self._crash()
         number = next(self._numbers)
@@ -187,9 +189,9 @@ class Incarnation:
                 self.progress = fraction
             case wire.Ready():
                 if report.epoch != self.process.epoch or self._ready is not None:
-                    self.on_corrupt(RingCorrupt("READY came twice, or from another incarnation"))
-                    return
+                    raise RingCorrupt("READY came twice, or from another incarnation")
                 self._ready = report
+                self._stall_watch.reload_takes(report.load_seconds)
                 self.ready_since = time.monotonic()
                 self._post(ReplicaEvent.READY_RECEIVED, self, "")
             case wire.LoadRefused():
@@ -227,6 +229,8 @@ class Incarnation:
                 stream = self._streams.get(rid)
                 if isinstance(stream, VectorStream):
                     stream.take_vector(vector, usage, time.monotonic_ns())
+                elif stream is not None:
+                    raise RingCorrupt("a vector for a sequence that generates text")
                 if usage is not None and stream is not None:
                     self._release(rid)
 
@@ -294,9 +298,12 @@ class Incarnation:
         suspects = set(box.rids) if box.inside else set()
         for rid in lost:
             self._lose(rid, self._crash(inside=rid in suspects))
-        for question in self._questions.values():
+        for number, question in self._questions.items():
             if not question.done():
-                question.set_exception(ServiceUnavailable(f"the engine died: {reason}"))
+                inside = number in suspects
+                question.set_exception(
+                    self._crash(inside=True) if inside else ServiceUnavailable(f"the engine died: {reason}")
+                )
         self._metrics.ring_full += self.process.reader.progress().full_hits
         self.process.close()
 

@@ -6,7 +6,7 @@ nothing of it is used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -120,18 +120,20 @@ class Sighting:
     state: Literal["unknown", "unloaded", "loading", "ready", "unloading", "failed"]
     """As it was last told and still holds; ``unknown`` when the last attempt to ask failed, or there was none."""
     residency: Literal["resident", "not_resident", "unknown"] | None = None
-    """The last one that it told. An attempt that fails never replaces it; None: never told."""
+    """The last one that it told. An attempt that fails never replaces it; being asked to load does. None: never told."""
     reason: str = ""
     """Why the state is unknown or failed."""
     last_error: tuple[str, str] | None = None
     """Its own ``last_error``: code and message."""
     asked: bool = False
     """It was asked at least once, with whatever success."""
+    let_go: bool = False
+    """The last that it said of itself was that it is unloaded, and it was not asked to load since."""
 
     @property
     def may_hold_memory(self) -> bool:
-        """Unless the last that it said of itself was that it does not."""
-        return self.residency != "not_resident"
+        """Who loads, unloads or has failed may, whatever it says of its memory meanwhile: that has no bound."""
+        return not self.let_go
 
 
 class LifeSource(Protocol):
@@ -152,6 +154,9 @@ class LifeSource(Protocol):
 
         Raises OSError, and then nothing is left over.
         """
+
+    def made_from(self) -> Hashable:
+        """What a life would be made from now, as far as that is seen at once: another value means another file, say."""
 
     async def watch(self, on_news: Callable[[], None]) -> None:
         """Between lives: keep ``sighting`` fresh until cancelled. Returns at once where there is nothing to see."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 
+from slimproc import model_path
+from slimproc.errors import LoadFailed
 from slimproc.metrics import ModelMetrics
 from slimproc.replicas.incarnation import Incarnation
 from slimproc.replicas.life import Life, Post, Sighting
@@ -44,8 +46,23 @@ class EngineSource:
             device=device,
         )
 
+    def made_from(self) -> Hashable:
+        """The model's files: which they are, how large and how old."""
+        specs = (self._settings.path, *(adapter.path for adapter in self._settings.lora))
+        return tuple(_seen(spec, self._limits.environ) for spec in specs if spec is not None)
+
     async def watch(self, on_news: Callable[[], None]) -> None:
         """There is nothing to see between two engines."""
+
+
+def _seen(spec: str, environ: Mapping[str, str]) -> tuple[str, int, int, int] | None:
+    """None: there is no such file."""
+    try:
+        path = model_path.resolve(spec, environ)
+        found = path.stat()
+    except (LoadFailed, OSError):
+        return None
+    return str(path), found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def engine_replica(

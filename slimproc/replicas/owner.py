@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from slimproc import logs
@@ -21,6 +22,12 @@ ABANDONABLE = "abandonable"
 """The detail of a STOP_ASKED whose drain may be given up."""
 PERMISSION_INTERVAL = 0.25
 """Seconds between two looks whether a restart that is due may begin."""
+_GIVEN_UP = {
+    ReplicaEvent.CORRUPT: "corrupt",
+    ReplicaEvent.STALLED: "stalled",
+    ReplicaEvent.DEVICE_LOST: "device_lost",
+}
+"""Why a life that still runs is of no more use; as ``metrics.RESTARTS`` calls it."""
 _TRIED_AGAIN = frozenset({ReplicaEvent.EXITED, ReplicaEvent.BACKOFF_ELAPSED})
 _DOWNWARD = frozenset({ReplicaState.STOPPED, ReplicaState.DRAINING, ReplicaState.STOPPING})
 
@@ -62,6 +69,7 @@ class ReplicaOwner(ABC):
         self._mailbox: asyncio.Queue[_Heard] = asyncio.Queue()
         self._life: Life | None = None
         self._permanent = False
+        self._made_from: Hashable = None
         self._start_wanted: _Heard | None = None
         self._abandonable = False
         self._leaving = False
@@ -116,6 +124,7 @@ class ReplicaOwner(ABC):
 
     async def _while_starting(self) -> None:
         self._permanent = False
+        self._made_from = self._source.made_from()
         try:
             self._life = self._source.start(
                 device=self.device, post=self._post, on_slot_free=self._slot_is_free, on_news=self._tell
@@ -140,8 +149,9 @@ class ReplicaOwner(ABC):
             self._bury()
             self._enter(heard.event)
         else:
-            if heard.event is ReplicaEvent.CORRUPT:
-                self._died(heard.detail, "corrupt")
+            if heard.event in _GIVEN_UP:
+                self._died(heard.detail, _GIVEN_UP[heard.event])
+                self.load_failed = heard.event is not ReplicaEvent.DEVICE_LOST  # it may be loaded on another
             self._enter(heard.event)
 
     async def _while_ready(self) -> None:
@@ -149,10 +159,8 @@ class ReplicaOwner(ABC):
         if heard.event is ReplicaEvent.EXITED:
             self._died(heard.detail, "oom" if self._ended_by_oom() else "exited")
             self._bury()
-        elif heard.event is ReplicaEvent.STALLED:
-            self._died(heard.detail, "stalled")
-        elif heard.event is ReplicaEvent.CORRUPT:
-            self._died(heard.detail, "corrupt")
+        elif heard.event in _GIVEN_UP:
+            self._died(heard.detail, _GIVEN_UP[heard.event])
         self._enter(heard.event)
 
     async def _while_draining(self) -> None:

@@ -87,6 +87,11 @@ class Replica(ReplicaOwner):
         """Serve on, if it is still being drained and every stop that was asked since was an eviction."""
         self._post(ReplicaEvent.DRAIN_ABANDONED, None, "")
 
+    def device_lost(self, reason: str) -> None:
+        """The memory that it has is gone with its device: it is killed, if it can be, and what is in flight ends now."""
+        if self._life is not None and self._life.killable:
+            self._post(ReplicaEvent.DEVICE_LOST, self._life, reason)
+
     async def wait_stopped(self) -> None:
         while self.state is not ReplicaState.STOPPED:
             self._changed.clear()
@@ -133,6 +138,11 @@ class Replica(ReplicaOwner):
         if seen is None or not seen.may_hold_memory:
             return ""
         return f"its server is {seen.state}" + (f": {seen.reason}" if seen.reason else "")
+
+    @property
+    def renewed(self) -> bool:
+        """It has failed, and would be made from something else by now: its file has come, or is another one."""
+        return self.state is ReplicaState.FAILED and self._source.made_from() != self._made_from
 
     @property
     def resident_already(self) -> bool:

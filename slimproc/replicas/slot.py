@@ -34,6 +34,9 @@ class Slot:
     def model(self) -> wire.ModelInfo:
         return self._engine.model
 
+    def is_of(self, engine: object) -> bool:
+        return self._engine is engine
+
     @property
     def engine_name(self) -> str:
         return self._engine.name

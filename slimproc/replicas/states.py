@@ -36,6 +36,7 @@ class ReplicaEvent(enum.Enum):
     TIMED_OUT = "timed out"
     CORRUPT = "corrupt"
     STALLED = "stalled"
+    DEVICE_LOST = "device lost"
     EXITED = "exited"
     STOP_ASKED = "stop asked"
     DRAINED = "drained"
@@ -52,6 +53,7 @@ TRANSITIONS = MappingProxyType({
         _E.READY_RECEIVED: _S.READY,
         _E.TIMED_OUT: _S.KILLING,
         _E.CORRUPT: _S.KILLING,
+        _E.DEVICE_LOST: _S.KILLING,
         _E.EXITED: _S.BACKOFF,
         _E.STOP_ASKED: _S.STOPPING,
     },
@@ -59,6 +61,7 @@ TRANSITIONS = MappingProxyType({
         _E.STOP_ASKED: _S.DRAINING,
         _E.STALLED: _S.KILLING,
         _E.CORRUPT: _S.KILLING,
+        _E.DEVICE_LOST: _S.KILLING,
         _E.EXITED: _S.BACKOFF,
     },
     _S.DRAINING: {
@@ -67,6 +70,7 @@ TRANSITIONS = MappingProxyType({
         _E.DRAIN_ABANDONED: _S.READY,
         _E.STALLED: _S.STOPPING,
         _E.CORRUPT: _S.STOPPING,
+        _E.DEVICE_LOST: _S.STOPPING,
         _E.EXITED: _S.STOPPED,
     },
     _S.STOPPING: {_E.EXITED: _S.STOPPED},

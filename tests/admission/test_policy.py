@@ -13,11 +13,12 @@ from slimproc.admission.policy import (
     Verdict,
     choose,
     decide,
+    expected_wait,
     hopeless,
     may_retry,
     retry_after,
 )
-from slimproc.admission.rate import DrainRate
+from slimproc.admission.rate import SlotTime
 from slimproc.replicas.states import ReplicaState
 
 S = ReplicaState
@@ -34,6 +35,7 @@ def replica(state: ReplicaState = S.READY, free: int = 1, occupied: int = 0, **f
         occupied=occupied,
         load_failed=fields.get("load_failed", False),
         seconds_in_state=fields.get("seconds", 0.0),
+        renewed=fields.get("renewed", False),
     )
 
 
@@ -124,6 +126,12 @@ def test_a_failed_replica_may_try_again_after_a_minute():
     assert not may_retry(replica(S.BACKOFF, seconds=3600.0))
 
 
+def test_a_failed_replica_whose_file_is_another_by_now_may_try_again_at_once():
+    assert may_retry(replica(S.FAILED, renewed=True))
+    assert decide(queue(), [replica(S.FAILED, renewed=True)], refuse_while_loading=False) is Verdict.QUEUE
+    assert not may_retry(replica(S.BACKOFF, renewed=True))
+
+
 @pytest.mark.parametrize(
     ("waiting", "rate", "seconds"), [(0, 0.0, 1), (32, 0.0, 1), (3, 2.0, 2), (9, 0.5, 20), (500, 0.1, 60), (0, 1e9, 1)]
 )
@@ -166,35 +174,7 @@ def test_every_request_gets_the_one_verdict_that_its_situation_allows(waiting, r
         assert refuse
 
 
-# --- the drain rate ---------------------------------------------------------------------------------------------------
-
-
-def test_the_drain_rate_is_what_ended_per_second():
-    rate = DrainRate(0.0)
-    for second in range(1, 31):
-        rate.note(float(second))
-        rate.note(float(second))
-    assert rate.per_second(30.0) == pytest.approx(2.0, rel=0.1)
-
-
-def test_a_burst_is_a_burst_and_not_a_rate_for_ever():
-    rate = DrainRate(0.0)
-    for _ in range(10):
-        rate.note(30.0)
-    assert rate.per_second(30.0) < 1.0
-    assert rate.per_second(120.0) < 0.05
-
-
-def test_nothing_that_ended_is_no_rate():
-    assert DrainRate(5.0).per_second(5.0) == 0.0
-
-
-@given(st.lists(st.floats(0, 1e5), max_size=50).map(sorted))
-def test_the_drain_rate_is_never_negative(instants):
-    rate = DrainRate(0.0)
-    for now in instants:
-        rate.note(now)
-        assert rate.per_second(now) >= 0
+# --- which replica ---------------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_goes_where_its_beginning_was_read_unless_too_much_runs_there():
@@ -213,3 +193,26 @@ def test_a_replica_that_knows_the_prompt_and_has_no_slot_is_not_waited_for():
     knowing = ReplicaView(ReplicaState.READY, 0, 4, load_failed=False, seconds_in_state=1.0, known_blocks=50)
 
     assert choose([free, knowing]) == 0
+
+
+# --- who would wait in vain ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times_left", "wait"),
+    [
+        ([], 0.0),
+        ([60.0, 60.0, 60.0], 6.0),
+        ([60.0, 1.0, 1.0, 60.0], 4.0),  # two will have left before their turn
+        ([0.0, -1.0], 0.0),
+    ],
+)
+def test_the_wait_is_that_of_those_ahead_who_will_still_be_there(times_left, wait):
+    assert expected_wait(times_left, 2.0) == wait
+
+
+def test_how_long_a_slot_is_kept_is_not_said_before_three_requests_have_told():
+    time = SlotTime()
+    for seconds, mean, median in ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (3.0, 2.0, 2.0), (30.0, 9.0, 2.5)):
+        time.note(seconds)
+        assert (time.mean, time.median) == (mean, median)

@@ -252,16 +252,20 @@ def test_close_ends_running_and_waiting_renders(loop):
     loop(check())
 
 
-def test_a_renderer_that_cannot_start_says_so(loop, monkeypatch):
-    async def check():
+def test_a_renderer_that_cannot_start_says_so_to_each_render_until_it_can(loop, monkeypatch):
+    async def check(executable):
         renderer = Renderer(start_limit=60.0)
-        with pytest.raises(InternalError, match="could not be started"):
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", executable)
             await renderer.start()
-        assert renderer.statistics().pids == []
+            assert renderer.statistics().pids == []
+            with pytest.raises(InternalError, match="could not be started"):
+                await renderer.render(ECHO, user("x"))
+        assert (await renderer.render(ECHO, user("x"))).text
+        await renderer.close()
 
     for executable in ("/bin/false", "/nonexistent/python"):
-        monkeypatch.setattr(sys, "executable", executable)
-        loop(check())
+        loop(check(executable))
 
 
 def test_a_process_that_could_not_be_replaced_is_tried_again_by_later_renders(loop, monkeypatch):

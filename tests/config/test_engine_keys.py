@@ -7,7 +7,7 @@ from slimproc.settings import LoraAdapter
 
 def test_they_reach_the_engine(load, tmp_path):
     text = (
-        "models: {m: {backend: llama_cpp, path: /m.gguf, kv_type: q8_0, mmap: false, speculation: 16, "
+        "models: {m: {backend: llama_cpp, path: /m.gguf, kv_type: q8_0, mmap: false, speculation: 16, flash_attention: true, "
         "lora: [a.gguf, {path: 'package:p/b.gguf', scale: 0.5}, {path: ~/c.gguf, scale: -1}]}}"
     )
     settings = load(text).models["m"].engine_settings()

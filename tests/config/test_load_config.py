@@ -210,7 +210,7 @@ models:
         ("models: {m: {backend: fake, pin: no}}", ":1: models.m.pin: wanted true or false, not 'no'"),
         ("slots: 4\nmodels: {m: {backend: fake}}", ":1: slots: this is a setting of one model: set it there"),
         ("margin: 1GiB\nmodels: {m: {backend: fake}}", ":1: margin: set it inside the memory block: memory.margin"),
-        ("models: {m: {backend: llama_cpp, path: x, fake: {}}}", ":1: models.m.fake: only the fake backend takes it"),
+        ("models: {m: {backend: llama_cpp, path: x, fake: {}}}", ":1: models.m.fake: only fake takes it"),
         ("models: {m: {backend: fake, pooling: mean}}", ":1: models.m.pooling: only llama_cpp takes it"),
         ("models: {m: {backend: llama_cpp, path: x, pooling: rank}}", ":1: models.m.pooling: wanted one of mean, cls, last"),
         ("models: {m: {backend: fake, slots: null}}", ":1: models.m.slots: wanted an integer from 1 to 256, not nothing (leave"),

@@ -278,6 +278,16 @@ def test_a_model_is_on_a_device_that_may_be_used(load, problems):
     ]
 
 
+def test_a_device_and_those_that_may_be_used_are_abbreviated_as_one_likes(load, problems):
+    """Which GPU is meant is known when it is known which there are."""
+    for device, listed in (("GPU-ab", "GPU-abcd-1"), ("GPU-abcd-1", "GPU-ab"), ("MIG-1", "MIG-1/2/3")):
+        text = f"memory: {{devices: [host, {listed}]}}\n" + one(f"backend: fake, device: {device}")
+        assert load(text).models["m"].device == device
+    for device, listed in (("GPU-ab", "GPU-b"), ("GPU-ab", "MIG-ab"), ("host", "GPU-ab"), ("GPU-ab", "host")):
+        text = f"memory: {{devices: [{listed}]}}\n" + one(f"backend: fake, device: {device}")
+        assert f"memory.devices leaves '{device}' out" in problems(text)[0]
+
+
 # --- the top-level memory block ---------------------------------------------------------------------------------------
 
 

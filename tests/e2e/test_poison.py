@@ -12,7 +12,7 @@ KILLER = script(die_at=3, signal=int(signal.SIGSEGV))
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("at", [0, 1, 2, 5], ids=lambda at: f"token {at}" if at else "taken in")
 def test_however_often_the_client_retries_two_engines_die(serve, stream, at):
     server = serve(fake())
     body = script(die_at=at, token_latency=0.02, signal=int(signal.SIGSEGV))
@@ -27,6 +27,17 @@ def test_however_often_the_client_retries_two_engines_die(serve, stream, at):
     assert server.metric("rejected_total", reason="poison") >= 3
     assert len([line for line in server.log.splitlines() if "poison:" in line]) == 1
     assert server.complete("hi", max_tokens=1).status == 200
+
+
+def test_an_operators_load_of_the_model_forgets_what_is_poison(serve):
+    server = serve(fake())
+    assert server.begin(KILLER).answer().status == 500
+    refused = server.begin(KILLER).answer()
+    assert "ten minutes" in refused.error["message"]
+    wait_until(lambda: server.replica()["state"] == "ready", "it is back")
+    server.admin("/admin/models/fake/load", "POST")
+    assert "ten minutes" not in server.begin(KILLER).answer().error["message"]
+    assert server.metric("engine_restarts_total", reason="exited") == 4
 
 
 def test_copies_at_once_and_many_choices_cost_two_engines_too(serve):

@@ -16,6 +16,7 @@ from slimproc.request import Deadline, GenerateRequest
 class Limits(NamedTuple):
     name: str = "m"
     max_tokens_limit: int | None = None
+    on_crash: str = "fail"
 
 
 def work(call: Call, limit: int | None = None) -> GenerateRequest:
@@ -39,7 +40,7 @@ BAD_FIELDS = [
     ("seed", [1.5, 2**63, -(2**63) - 1, "7", True, 1e300]),
     ("presence_penalty", [-2.1, 2.1, "x"]),
     ("frequency_penalty", [-2.1, 2.1]),
-    ("repetition_penalty", [0, -1, 2.1]),
+    ("repetition_penalty", [0, -1, 2.1, 0.009, 1e-300]),
     ("stop", ["", [""], ["a", ""], [1], 5, {}, True, ["x"] * 17, "x" * 1001, [None]]),
     (
         "logit_bias",

@@ -27,7 +27,9 @@ class Seen(FakeReplica):
     def __init__(self, state: ReplicaState, reason: str = "", sighting: Sighting | None = None) -> None:
         super().__init__()
         self.sighting = sighting
-        self.unload_failed = ""
+        self.unload_failed = self.remains = ""
+        self.resident_since = 0.0
+        self.life = object() if state is S.READY else None
         self.short_of_memory = False
         self.become(state, reason)
 
@@ -91,15 +93,19 @@ def test_a_device_was_observed_at_an_instant_in_nanoseconds():
 class Memory:
     """A residency that a test scripts."""
 
-    def __init__(self, *, preloading: bool = False, verdict: Any = "load") -> None:
-        self.is_preloading, self.verdict = preloading, verdict
+    def __init__(self, *, preloading: bool = False, verdict: Any = "load", obstacle: str = "") -> None:
+        self.is_preloading, self.verdict, self.in_the_way = preloading, verdict, obstacle
         self.wishes: list[str] = []
 
     def preloading(self, model: str) -> bool:
         return self.is_preloading
 
+    def obstacle(self, model: str) -> str:
+        return self.in_the_way
+
     def explain(self, model: str) -> Explanation:
-        return Explanation(model, self.verdict, "it says so", needed=7)
+        code = "insufficient_memory" if self.verdict == "refuse" else None
+        return Explanation(model, self.verdict, "it says so", needed=7, code=code)
 
     def load(self, model: str) -> None:
         self.wishes.append("load")
@@ -110,6 +116,7 @@ class Memory:
 
 class Model:
     name = "m"
+    managed = True
     prepare_timeout = load_timeout = unload_timeout = 0.1
 
 
@@ -119,7 +126,7 @@ def gateway(memory: Memory, *replicas: FakeReplica) -> Any:
             return list(replicas)
 
     config = type("Config", (), {"drain_timeout": 0.1})
-    admission = SimpleNamespace(clear_quarantine=lambda _: None)
+    admission = SimpleNamespace(suspects=SimpleNamespace(clear=lambda _: None))
     parts = {"residency": memory, "supervisor": Supervisor(), "config": config, "admission": admission}
     return type("Gateway", (), parts)
 
@@ -143,6 +150,15 @@ def gateway(memory: Memory, *replicas: FakeReplica) -> Any:
 def test_a_model_is_ready_that_serves_or_will_when_it_is_asked_for(replica, preloading, ready):
     found = _readiness(gateway(Memory(preloading=preloading), replica), "m")
     assert found["ready"] is ready
+
+
+@pytest.mark.parametrize(("state", "ready"), [(S.READY, True), (S.STOPPED, False), (S.STARTING, False)])
+def test_where_no_device_is_of_any_use_only_what_is_in_memory_is_ready(state, ready):
+    found = _readiness(gateway(Memory(obstacle="the driver does not answer"), Seen(state)), "m")
+    assert found["ready"] is ready
+    assert (found["status"], found.get("reason")) == (
+        ("ready", None) if ready else ("failed", "the driver does not answer")
+    )
 
 
 @looped

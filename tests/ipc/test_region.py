@@ -128,9 +128,9 @@ def test_progress_and_black_box_are_seen_by_the_reader(ring):
     assert ring.reader.progress() == Progress(9, 123456789, 1, 48, 0, 6)
 
 
-def test_the_black_box_keeps_the_first_110_requests_and_stays_inside_the_header(ring):
+def test_the_black_box_keeps_the_last_110_requests_and_stays_inside_the_header(ring):
     ring.writer.set_phase(4, range(1000, 1200))
-    assert ring.reader.black_box().rids == tuple(range(1000, 1110))
+    assert ring.reader.black_box().rids == tuple(range(1090, 1200))
     assert ring.reader._memory[1024:4096] == bytes(3072)
 
 

@@ -285,7 +285,9 @@ async def test_corruption_while_it_drains_ends_the_drain():
 async def test_a_second_ready_is_nonsense_and_costs_one_engine():
     async with Keeper() as keeper:
         first = await keeper.start()
-        first.on_report(wire.Ready(first.process.epoch, first.model, 0.0))
+        with pytest.raises(RingCorrupt) as corrupt:
+            first.on_report(wire.Ready(first.process.epoch, first.model, 0.0))
+        first.on_corrupt(corrupt.value)  # as its link does
         await keeper.until_ready(after=first)
         assert keeper.metrics.engine_restarts["corrupt"] == 1
 

@@ -32,26 +32,32 @@ def answer(
     prompt: str,
     *,
     ended: Callable[[Sequence], None],
+    spins: Callable[[Sequence], None],
     sleep: Callable[[float], None],
 ) -> Iterator[Event]:
     """The events of ``sequence``, in order. ``ended`` is called just before its last one; ask for no more after it.
 
-    ``sleep`` is what a scripted hang does for ever.
+    ``spins`` is called just before an event that is none, after which there is no other. ``sleep`` is what a scripted
+    hang does for ever.
     """
     if isinstance(sequence, PooledSequence):
         events = _vector(sequence, ended)
     else:
         events = _tokens(sequence, script, prompt, ended)
+    given = sequence.spoken
+    if given:
+        events = islice(events, given, None)
     faults: list[tuple[int, Iterator[Event]]] = []
     if script.die_at is not None:
         faults.append((script.die_at, _die(script.signal)))
     if script.hang_at is not None:
         faults.append((script.hang_at, _hang(sleep)))
+    if script.spin is not None:
+        faults.append((script.spin, _spin(sequence, spins)))
     if script.error_at is not None:
         faults.append((script.error_at, _fail(sequence, script.error_at, ended)))
     parts: list[Iterator[Event]] = []
-    given = 0
-    for place, fault in sorted(faults, key=lambda item: item[0]):
+    for place, fault in sorted((fault for fault in faults if fault[0] > given), key=lambda item: item[0]):
         parts += [islice(events, place - 1 - given), fault]
         given = place - 1
     return chain(*parts, events) if parts else events
@@ -100,6 +106,11 @@ def _hang(sleep: Callable[[float], None]) -> Iterator[Event]:
     while True:
         sleep(_HANG)
     yield from ()  # never reached: it makes this a generator, so that the hang begins when the token is asked for
+
+
+def _spin(sequence: Sequence, spins: Callable[[Sequence], None]) -> Iterator[Event]:
+    spins(sequence)
+    yield Produced(sequence, b"")
 
 
 def _fail(sequence: Sequence, place: int, ended: Callable[[Sequence], None]) -> Iterator[Event]:

@@ -93,6 +93,8 @@ class FakeBackend:
         self._order = count()
         self._ended: list[Sequence] = []
         """Who gave the last event in the step before, in case the loop has not removed it."""
+        self._begin_to_spin: list[Sequence] = []
+        self._spinning: set[Sequence] = set()
 
     def __repr__(self) -> str:
         lanes = sum(len(lane.members) for lane in self._lanes.values())
@@ -143,6 +145,9 @@ class FakeBackend:
         """Token ids of a rendered chat: control tokens are parsed outside the character spans of ``literals``."""
         return vocabulary.tokenize(text, parse_special=True, literals=literals)
 
+    def tokenize_continuation(self, text: str) -> list[int]:
+        return vocabulary.tokenize(text, parse_special=False)
+
     def tokenize_input(self, text: str, *, query: str | None) -> list[int]:
         return vocabulary.tokenize((query or "") + text, parse_special=False)
 
@@ -160,8 +165,12 @@ class FakeBackend:
         """Let ``sequence`` join. Raises InvalidRequest when its prompt has a bad script; nothing was added then."""
         prompt = sequence.prompt_text or self.detokenize(sequence.prompt).decode("utf-8", "replace")
         script = parse(prompt)
+        if script.die_at == 0:
+            os.kill(os.getpid(), script.signal)
         now = self._clock()
-        events = answer(sequence, script, prompt, ended=self._ended.append, sleep=self._sleep)
+        events = answer(
+            sequence, script, prompt, ended=self._ended.append, spins=self._begin_to_spin.append, sleep=self._sleep
+        )
         if sequence.scores is not None:
             events = scored(events, sequence, script)
         latency = self._fake.token_latency if script.token_latency is None else script.token_latency
@@ -176,6 +185,7 @@ class FakeBackend:
             self._flat_out[sequence] = events
 
     def remove(self, sequence: Sequence) -> None:
+        self._spinning.discard(sequence)
         run = sequence.state
         if not isinstance(run, _Run):
             return
@@ -193,7 +203,7 @@ class FakeBackend:
     @property
     def poll_interval(self) -> float | None:
         """Seconds until something is due: 0 when it is due now, None when nothing runs."""
-        if self._flat_out:
+        if self._flat_out or self._spinning:
             return 0.0
         due = [lane.due for lane in self._lanes.values()]
         if self._waiting:
@@ -211,6 +221,12 @@ class FakeBackend:
             now = self._clock()
             self._advance_waiting(now, produced)
             self._advance_lanes(now, produced)
+        if self._begin_to_spin:
+            produced = [event for event in produced if event.sequence not in self._begin_to_spin]
+            for sequence in self._begin_to_spin:
+                self.remove(sequence)
+                self._spinning.add(sequence)
+            self._begin_to_spin.clear()
         return produced
 
     def _advance_waiting(self, now: float, produced: list[Event]) -> None:

@@ -37,11 +37,13 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prefill_steps: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     prefill_latency: Seconds = 0.0
     """Of each prefill step."""
-    die_at: Position | None = None
-    """The engine sends itself ``signal`` just before this token."""
+    die_at: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] | None = None
+    """The engine sends itself ``signal`` just before this token; 0: before the request has joined the batch."""
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)] = int(signals.SIGKILL)
     hang_at: Position | None = None
     """The step that should make this token never returns."""
+    spin: Position | None = None
+    """Instead of this token and of all after it, the engine steps for ever and this sequence gets nothing."""
     error_at: Position | None = None
     """The sequence fails instead of this token."""
     logprob: Annotated[float, msgspec.Meta(le=0)] | Literal["-inf"] | None = None

@@ -7,17 +7,31 @@ from typing import Protocol
 import msgspec
 
 from slimproc.errors import InvalidRequest
-from slimproc.request import NEVER, Deadline, EmbedRequest, GenerateRequest, GrammarSpec, Prompt, SamplingParams
+from slimproc.request import (
+    NEVER,
+    Deadline,
+    EmbedRequest,
+    GenerateRequest,
+    GrammarSpec,
+    Prompt,
+    SamplingParams,
+)
+from slimproc.settings import OnCrash
 
 
 class ModelLimits(Protocol):
-    """What must be known of the model: its configured name, and how many tokens a caller may ask for (None: any)."""
+    """What must be known of the model: its configured name, how many tokens a caller may ask for (None: any), and what its
+    streams do when an engine dies.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def max_tokens_limit(self) -> int | None: ...
+
+    @property
+    def on_crash(self) -> OnCrash: ...
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +83,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             logprobs=self.logprobs,
             sampling=self.sampling,
             grammar=self.grammar,
+            on_crash=model.on_crash,
             deadline=deadline,
             queue_deadline=queue_deadline,
         )

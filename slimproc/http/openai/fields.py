@@ -54,7 +54,8 @@ class GenerationFields(StructureFields, kw_only=True):
     """64 bits with a sign."""
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
+    """Logits are divided by it: much less, and they are not finite any more."""
     logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
     """Keys are token ids as decimal strings, JSON having no others."""
     ignore_eos: bool | None = None
