@@ -94,6 +94,11 @@ class StandInGpu:
         """So many bytes are held by processes that NVML does not show."""
         _write(self.directory / "other", size)
 
+    def resize(self, total: int) -> None:
+        """It has another number of bytes from now on (a driver's update, ECC, a virtual GPU)."""
+        self.total = total
+        _write(self.directory / "total", total)
+
     def allocate(self, pid: int, size: int, *, graphics: bool = False) -> None:
         """The process ``pid`` holds so many bytes, until it is gone."""
         _write(self.directory / ("graphics" if graphics else "alloc") / str(pid), size)

@@ -22,8 +22,9 @@ from slimproc.chaos.failures import BadRun, ServerFailed
 from slimproc.chaos.report import ends, report_of
 from slimproc.chaos.run import Plan, Run, run_once
 from slimproc.chaos.schedule import Target
-from slimproc.config import Config, load_config
+from slimproc.config import Config, ModelConfig, load_config
 from slimproc.errors import ConfigError
+from slimproc.settings import BACKENDS, BackendTraits
 
 _LINE_EVERY: Final = 5.0
 _SHOWN: Final = 20
@@ -107,18 +108,23 @@ def _plan(flags: Mapping[str, str | None], config: Config) -> Plan:
         seed=_number(flags, "seed", 0, 0, 2**63, kind=int),
         duration=60 * _number(flags, "minutes", 1.0, 0.05, 24 * 60),
         targets=[
-            Target(model.name, scripted=model.backend == "fake", generates=model.pooling is None) for model in models
+            Target(model.name, scripted=_traits(model).scripted, generates=model.pooling is None) for model in models
         ],
         claims={
             model.name: model.fake.bytes
             for model in models
-            if model.backend == "fake" and model.memory is None and model.name != BROKEN
+            if _traits(model).declares_bytes and model.fake.bytes and model.memory is None and model.name != BROKEN
         },
         clients=_number(flags, "clients", 16, 1, 1000, kind=int),
         fault_every=_number(flags, "fault_every", 5.0, 0.1, 3600),
         answer_limit=max(limits) + 60,
         stop_limit=config.shutdown_timeout + 30,
     )
+
+
+def _traits(model: ModelConfig) -> BackendTraits:
+    assert model.backend is not None, "only models with a backend are broken"
+    return BACKENDS[model.backend]
 
 
 def _number(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from slimproc import logs
@@ -10,10 +11,11 @@ from slimproc.config import Config, ModelConfig
 from slimproc.errors import ConfigError
 from slimproc.residency.devices import Usable, gpu_offload_possible, resolve_device, usable_devices
 from slimproc.residency.estimate import estimate
+from slimproc.residency.probes.faults import in_words
 from slimproc.residency.probes.lines import ABSENT
 from slimproc.residency.profiles import ProfileStore, profile_key
 from slimproc.residency.unit import Unit
-from slimproc.residency.views import HOST, Claim, Sample
+from slimproc.residency.views import HOST, Claim, DeviceSample, Sample
 from slimproc.settings import BACKENDS
 
 log = logs.get("slimproc.residency")
@@ -30,7 +32,8 @@ class Catalog:
         self._config = config
         self._environ = environ
         self._store = store
-        self._offload: bool | None = None
+        self._offload: dict[str, bool] = {}
+        """By backend: whether its library was built for a GPU."""
         self._known: tuple[frozenset[str], str | None] | None = None
         self._usable = Usable(())
 
@@ -41,6 +44,16 @@ class Catalog:
         """Raise ConfigError for a device that is not there, once it is known which there are."""
         if model.device is not None and self._known is not None and self._known[1] in ("", ABSENT):
             resolve_device(model.device, self._usable.devices, param=f"models.{model.name}.device")
+        self._check_certain(model, self._usable.devices)
+
+    def _check_certain(self, model: ModelConfig, usable: Sequence[str]) -> None:
+        """Raise ConfigError for a server of which nobody could tell on which of several GPUs it has its model. (What we
+        start ourselves is put on one.)
+        """
+        gpus = [device for device in usable if device != HOST]
+        if model.remote is not None and model.device is None and len(gpus) > 1 and self.wants_gpu(model):
+            key = f"models.{model.name}.device"
+            raise ConfigError(f"{key} is missing: on which one is its server, {', '.join(gpus)} or host?", param=key)
 
     # --- needs --------------------------------------------------------------------------------------------------------
 
@@ -56,9 +69,9 @@ class Catalog:
             return model.fake.bytes > 0 and _STAND_IN in self._environ
         if not traits.offloads or model.gpu_layers == 0:
             return False
-        if self._offload is None:
-            self._offload = gpu_offload_possible(self._environ)
-        return self._offload
+        if model.backend not in self._offload:
+            self._offload[model.backend] = gpu_offload_possible(traits, self._environ)
+        return self._offload[model.backend]
 
     def claim(self, model: ModelConfig) -> Claim:
         """What the file says, else what was measured, else an estimate."""
@@ -75,6 +88,11 @@ class Catalog:
         if seen is None:
             return guess
         return Claim(*seen, file=guess.file, file_bytes=guess.file_bytes, source="measured")
+
+    @property
+    def profile_write_failures(self) -> int:
+        """Times that something measured could not be kept."""
+        return self._store.write_failures
 
     def keep(self, unit: Unit, seen: Claim) -> None:
         """Remember what an unmeasured model was seen to need."""
@@ -100,6 +118,7 @@ class Catalog:
             for model in self._config.models.values():
                 if model.device is not None and driver in ("", ABSENT):
                     resolve_device(model.device, usable.devices, param=f"models.{model.name}.device")
+                self._check_certain(model, usable.devices)
         except ConfigError as error:
             if self._known is None or self._known[1] is None:
                 raise
@@ -109,6 +128,35 @@ class Catalog:
         for warning in usable.warnings:
             log.warning(warning)
         self._known, self._usable = known, usable
+
+    @property
+    def driver_fault(self) -> str:
+        """Why nobody knows which GPUs there are; empty: it is known, or no probe has spoken yet."""
+        driver = self._known[1] if self._known is not None else None
+        return "" if driver in (None, "", ABSENT) else driver
+
+    def with_unseen(self, sample: Sample) -> Sample:
+        """The sample, and in it with the driver's fault those GPUs of which only the configuration knows as long as the
+        driver tells of none.
+        """
+        fault = self.driver_fault
+        unseen = [device for device in self._usable.devices if device not in sample.devices] if fault else []
+        if not unseen:
+            return sample
+        more = {device: DeviceSample("gpu", device, 0, 0, None, fault=fault) for device in unseen}
+        return dataclasses.replace(sample, devices={**sample.devices, **more})
+
+    def obstacle(self, model: ModelConfig, sample: Sample) -> str:
+        """Why a model can be loaded nowhere as long as the devices and their driver are as they are. Empty: it may be."""
+        places = self.places(model)
+        faults = [sample.devices[device].fault if device in sample.devices else "it is not there" for device in places]
+        if places:
+            return f"{places[0]}: {in_words(faults[0])}" if all(faults) else ""
+        if self.driver_fault and self.wants_gpu(model):
+            return f"the NVIDIA driver does not answer: {in_words(self.driver_fault)}"
+        if self._known is not None and self._known[1] is not None:
+            return f"it may use no device of those that there are ({', '.join(sample.devices)})"
+        return ""
 
     def place(self, unit: Unit) -> tuple[str, ...]:
         """Where a unit may be: see ``places``."""

@@ -11,6 +11,7 @@ from typing import Final
 from slimproc.errors import ConfigError
 from slimproc.residency.probes.lines import ABSENT
 from slimproc.residency.views import HOST, Sample
+from slimproc.settings import BackendTraits
 
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ORDER: Final = "CUDA_DEVICE_ORDER"
@@ -107,15 +108,15 @@ def visible_gpus(sample: Sample, environ: Mapping[str, str]) -> tuple[list[str],
     return visible, warnings
 
 
-def gpu_offload_possible(environ: Mapping[str, str] = {}) -> bool:
-    """Whether the installed llama-cpp-python was built for any GPU. It is looked at and not imported: that takes long, and
-    a GPU library in the front would hold the driver. Its LLAMA_CPP_LIB_PATH is minded.
+def gpu_offload_possible(traits: BackendTraits, environ: Mapping[str, str]) -> bool:
+    """Whether the installed library of a backend was built for any GPU. It is looked at and not imported: that takes long,
+    and a GPU library in the front would hold the driver.
     """
-    spec = importlib.util.find_spec("llama_cpp")
+    spec = importlib.util.find_spec(traits.module) if traits.offloads else None
     if spec is None:
         return False
     package = [Path(folder) / "lib" for folder in spec.submodule_search_locations or ()]
-    override = environ.get("LLAMA_CPP_LIB_PATH")
+    override = environ.get(traits.module_variable)
     return has_gpu_library([*package, *([Path(override)] if override else [])])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -55,5 +56,6 @@ class Draft:
         return self.waited_for.get(self.room.pool(device))
 
     def refuse(self, code: RefuseCode, explanation: Explanation) -> Explanation:
-        self.actions.append(Refuse(explanation.model, code, explanation))
-        return explanation
+        refused = dataclasses.replace(explanation, code=code)
+        self.actions.append(Refuse(refused.model, code, refused))
+        return refused

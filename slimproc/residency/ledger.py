@@ -271,7 +271,7 @@ class Ledger:
     def _external(self, device: str, sample: DeviceSample, now: float) -> int:
         if sample.attributed is None:
             return 0
-        ours = sum(e.bytes for e in self._entries() if e.device == device and e.leader is None)
+        ours = sum(e.bytes for e in self._entries() if e.device == device and not e.attributed)  # among nobody's, maybe
         if self._lingers(device, now):
             ours += sum(e.bytes for e in self._ended if e.device == device and now - e.at < self._recovery)
         return max(0, self._nobodys(device) - ours)

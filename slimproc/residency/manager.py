@@ -24,6 +24,7 @@ from slimproc.replicas.replica import Replica
 from slimproc.replicas.states import ReplicaState
 from slimproc.residency.learning import Learning
 from slimproc.residency.ledger import Ledger
+from slimproc.residency.losses import end_on_lost
 from slimproc.residency.patience import Patience
 from slimproc.residency.plan import explain, plan
 from slimproc.residency.refusals import refusal
@@ -68,12 +69,14 @@ class ResidencyManager:
         keep: Callable[[Unit, Claim], None],
         on_eviction: Callable[[str], None],
         refresh: Callable[[str], None],
+        obstacle: Callable[[Unit], str] = lambda _: "",
         strict: bool,
         drain_timeout: float,
         max_sample_age: float,
     ) -> None:
         """``watch`` tells the sampler whose processes are ours; ``place`` says where a unit may be; ``keep`` keeps what
-        a model was seen to need; ``on_eviction`` counts; ``refresh`` has a device sampled at once, where that is cheap.
+        a model was seen to need; ``on_eviction`` counts; ``refresh`` has a device sampled at once, where that is cheap;
+        ``obstacle`` says what is wrong with all devices of a unit, if something is.
         """
         self._units = {unit.name: unit for unit in units}
         self._ledger = ledger
@@ -85,10 +88,12 @@ class ResidencyManager:
         self._permit = RestartPermit(ledger)
         self._on_eviction = on_eviction
         self._sample_now = refresh
+        self._obstacle = obstacle
         self._strict = strict
         self._drain_timeout = drain_timeout
         self._wishes = Wishes()
         self._patience = Patience(max_sample_age)
+        self._latest: Sample | None = None
         self._demanded: set[str] = set()
         self._leaders: dict[str, int | None] = {}
         self._attentive = True
@@ -140,6 +145,8 @@ class ResidencyManager:
 
     def on_sample(self, sample: Sample) -> None:
         self._ledger.observe(sample)
+        self._latest = sample
+        end_on_lost(self._units.values(), sample)
         for unit in self._units.values():
             devices = self._place(unit)
             if devices != unit.devices:
@@ -179,6 +186,8 @@ class ResidencyManager:
             case ReplicaState.BACKOFF:
                 self._ledger.lost(unit.name, now)
                 self._refresh(unit)
+                if self._latest is not None:
+                    end_on_lost([unit], self._latest)
                 if out_of_memory(unit.replica):
                     self._refuse_for_memory(unit)
             case ReplicaState.STOPPED | ReplicaState.FAILED:
@@ -312,12 +321,16 @@ class ResidencyManager:
         self._wishes.settle(decided, world)
         over, patience_ends = self._patience.look(decided, world)
         for demand in over:
-            reason = f"there is no fresh sample of the memory that {demand.model} needs"
-            self._fail_waiting(demand.model, NotReady(reason, retry_after=5.0), None)
+            self._fail_waiting(demand.model, NotReady(self._why_unmeasured(demand.model), retry_after=5.0), None)
         draining = any(unit.drained_for is not None for unit in self._units.values())
         waited_for = any(explanation.verdict != "resident" for explanation in decided.explanations.values())
         self._attentive = draining or waited_for
         return min((at for at in (decided.wake_at, patience_ends) if at is not None), default=None)
+
+    def _why_unmeasured(self, model: str) -> str:
+        known = next(filter(None, map(self._obstacle, self._of(model))), "")
+        because = f": {known}" if known else ""
+        return f"there is no fresh sample of the memory that {model} needs{because}"
 
     def _attach(self) -> None:
         """Tell ledger and sampler whose processes the holds are for."""
@@ -347,6 +360,8 @@ class ResidencyManager:
         for unit in self._units.values():
             if unit.model in models - self._demanded and unit.device is None:
                 unit.renew_claim()
+            if unit.phase is Phase.LOADING:
+                unit.unwanted = unit.model not in models  # any more
         self._demanded = models
 
     # --- acting -------------------------------------------------------------------------------------------------------

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from slimproc.residency.draft import Draft
+from slimproc.residency.probes.faults import in_words
 from slimproc.residency.room import HOLDING, Place, Room
 from slimproc.residency.views import Demand, Explanation, Phase, UnitView
 
 
 def fault(room: Room, device: str) -> str:
     view = room.devices.get(device)
-    return "it is not there" if view is None else view.fault
+    return "it is not there" if view is None else in_words(view.fault)
 
 
 def too_large(room: Room, place: Place) -> bool:
@@ -20,11 +21,16 @@ def too_large(room: Room, place: Place) -> bool:
 
 
 def blocker(draft: Draft, place: Place) -> UnitView | None:
-    """A unit beside which nothing may be loaded: its unload failed, or nobody knows what it has.
+    """A unit beside which nothing may be loaded: its unload failed, or nobody knows what it has. One that has not been
+    asked yet comes last, since it may be none in a moment.
 
     An unknown unit is not kept off by other unknown ones: if none of several servers is up yet, each must be asked for
     once before anybody can know.
     """
+    return min(_blockers(draft, place), key=lambda each: not each.asked, default=None)
+
+
+def _blockers(draft: Draft, place: Place) -> Iterator[UnitView]:
     room, pool = draft.room, draft.room.pool(place.device)
     for other in draft.world.units:
         stuck = other.phase is Phase.LEAVING and other.note
@@ -33,8 +39,7 @@ def blocker(draft: Draft, place: Place) -> UnitView | None:
             continue
         where = (other.device,) if other.device is not None else other.devices
         if any(room.pool(device) == pool for device in where):
-            return other
-    return None
+            yield other
 
 
 def missing(draft: Draft, place: Place) -> int:
@@ -56,6 +61,16 @@ def no_device(draft: Draft, demand: Demand, place: Place) -> Explanation:
     if demand.preload:
         return draft.reasons.plain(demand.model, "wait", reason)
     return draft.refuse("not_ready", draft.reasons.plain(demand.model, "refuse", reason))
+
+
+def await_answer(draft: Draft, demand: Demand, sound: Sequence[Place]) -> Explanation | None:
+    """Wait where only a server that is being asked for the first time is in the way; None: nobody like that is."""
+    for place in sound:
+        other = blocker(draft, place)
+        if other is not None and not other.asked and not too_large(draft.room, place):
+            reason = f"{demand.model} waits for {other.name} to be asked what it has on {place.device}"
+            return draft.reasons.at(place, "wait", reason)
+    return None
 
 
 def give_up(draft: Draft, usable: Sequence[Place], sound: Sequence[Place]) -> Explanation:

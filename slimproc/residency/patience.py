@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from slimproc.residency.views import Demand, Plan, World
 
+SHORTEST: Final = 4.0
+"""Seconds. However old a sample may be: so long it takes at most until there is one though a probe has failed (3 s of
+silence, then one of the front's own), and between two is up to a second while nobody asks.
+"""
+
 
 class Patience:
-    """Remembers since when each device has had no fresh sample. ``limit``: seconds."""
+    """Remembers since when each device has had no fresh sample. ``limit``: seconds, of which there are at least SHORTEST."""
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit
+        self.set_limit(limit)
         self._since: dict[str, float] = {}
 
     def set_limit(self, limit: float) -> None:
-        self._limit = limit
+        self._limit = max(SHORTEST, limit)
 
     def look(self, plan: Plan, world: World) -> tuple[list[Demand], float | None]:
         """The demands whose time is over, and the instant at which the next one's is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from slimproc.residency.draft import Draft
-from slimproc.residency.obstacles import blocker, fault, give_up, missing, no_device, too_large
+from slimproc.residency.obstacles import await_answer, blocker, fault, give_up, missing, no_device, too_large
 from slimproc.residency.reasons import names
 from slimproc.residency.room import Place
 from slimproc.residency.victims import Choice, candidates, choose
@@ -33,7 +33,7 @@ def place(draft: Draft, demand: Demand, loadable: Sequence[UnitView]) -> Explana
         return _leave_for_later(draft, usable, sound)
     hopeful = [each for each in usable if not room.settled(each.device) or missing(draft, each) <= 0]
     if not hopeful:
-        return give_up(draft, usable, sound)
+        return await_answer(draft, demand, sound) or give_up(draft, usable, sound)
     turn = [each for each in hopeful if each in free]
     return _make_room(draft, demand, turn) if turn else _await_turn(draft, hopeful[0])
 

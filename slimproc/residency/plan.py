@@ -85,7 +85,8 @@ class _Planner:
             draft.actions.append(Abandon(draining.name))
             return draft.reasons.held(draining, "resident", f"{model} is in memory, and is drained no longer")
         loading = [unit for unit in units if unit.phase is Phase.LOADING]
-        loadable = [unit for phase in (Phase.ABSENT, Phase.UNKNOWN) for unit in units if unit.phase is phase]
+        down = [unit for phase in (Phase.ABSENT, Phase.UNKNOWN) for unit in units if unit.phase is phase]
+        loadable = [unit for unit in down if not unit.failed]
         # On a unit that backs off nobody counts, unless there is no other.
         counted = [unit for unit in loading if not unit.retired] or ([] if loadable else loading)
         if counted:
@@ -98,9 +99,10 @@ class _Planner:
     def _await_end(self, demand: Demand) -> Explanation:
         """All its units are on their way out, or have failed."""
         draft, model = self._draft, demand.model
-        units = [unit for unit in self._units.get(model, ()) if unit.phase is not Phase.FAILED]
+        ours = self._units.get(model, ())
+        units = [unit for unit in ours if unit.phase is not Phase.FAILED and not unit.failed]
         if not units:
-            failed = next((_because(unit) for unit in self._units.get(model, ()) if unit.note), "")
+            failed = next((_because(unit) for unit in ours if unit.note), "")
             return draft.reasons.plain(model, "refuse", f"{model} has failed{failed}")
         going = next((unit for unit in units if not (unit.phase is Phase.LEAVING and unit.note)), None)
         if going is None:

@@ -45,6 +45,7 @@ class ProfileStore:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "profiles.json"
         self._profiles = self._read()
+        self.write_failures = 0
 
     def __repr__(self) -> str:
         return f"<ProfileStore {self._path}, {len(self._profiles)} profiles>"
@@ -66,6 +67,7 @@ class ProfileStore:
         try:
             self._write()
         except OSError as error:
+            self.write_failures += 1
             log.warning("a measured profile could not be kept", path=str(self._path), reason=error.strerror)
 
     def _read(self) -> dict[str, _Entry]:

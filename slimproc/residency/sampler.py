@@ -15,6 +15,7 @@ from slimproc.residency.probes.host import sample_host
 from slimproc.residency.probes.lines import EXIT_ANEW, Line
 from slimproc.residency.probes.process import ProbeProcess
 from slimproc.residency.probes.remembered import RememberedGpus
+from slimproc.residency.probes.shares import Bytes
 from slimproc.residency.views import HOST, Sample
 
 log = logs.get("slimproc.probe")
@@ -72,6 +73,8 @@ class Sampler:
         self._probe: ProbeProcess | None = None
         self._undead: list[ProbeProcess] = []
         self._probes = self._silent = self._own = self._samples = 0
+        self._heard: float | None = None
+        """When the newest line of a probe was taken."""
         self.latest: Sample | None = None
 
     def __repr__(self) -> str:
@@ -106,7 +109,17 @@ class Sampler:
         known have a fault). It is not published. Takes well under a millisecond, and more with many processes.
         """
         taken = self._clock()
-        return Sample(taken, {HOST: sample_host(self._leaders, self._host_limit), **self._gpus.silent()})
+        host = sample_host(self._leaders, self._host_limit, of_tree=self._as_told)
+        return Sample(taken, {HOST: host, **self._gpus.silent(host)})
+
+    def _as_told(self, leader: int, found: Mapping[int, Bytes]) -> Bytes:
+        """Of processes that may share memory, what the probe said last: to ask the kernel takes longer than the front has.
+        Before it has said anything, no more than the largest has, so that nothing counts twice.
+        """
+        host = self.latest.devices[HOST] if self.latest is not None else None
+        if host is not None and host.attributed and leader in host.attributed:
+            return Bytes(host.attributed[leader], host.mapped.get(leader, 0))
+        return Bytes(max(each.private for each in found.values()), max(each.mapped for each in found.values()))
 
     async def run(self) -> None:
         """Sample until it is cancelled."""
@@ -186,6 +199,7 @@ class Sampler:
                 return "it said nothing for too long"
 
     def _take(self, line: Line) -> None:
+        self._heard = max(line.taken, self._heard or line.taken)
         if self.latest is None or line.taken > self.latest.taken:
             self._publish(Sample(line.taken, self._gpus.devices_of(line)))
 
@@ -220,7 +234,7 @@ class Sampler:
         while True:
             await asyncio.sleep(self._stale_after / 4)
             self._bury()
-            heard = self.latest.taken if self.latest else silent_until
+            heard = silent_until if self._heard is None else self._heard
             if self._clock() - heard > 1.5 * self._stale_after:  # by then the probe has been given up
                 self._own += 1
                 self._publish(self.sample_now())

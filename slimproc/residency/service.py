@@ -10,9 +10,11 @@ from typing import Final
 from slimproc.config import Config, ModelConfig
 from slimproc.errors import ConfigError
 from slimproc.replicas.replica import Replica
+from slimproc.residency.attribution import Attribution
 from slimproc.residency.catalog import Catalog
 from slimproc.residency.ledger import Ledger
 from slimproc.residency.manager import FailWaiting, ResidencyManager
+from slimproc.residency.probes.faults import DRIVER, KINDS, in_words, kind_of
 from slimproc.residency.profiles import ProfileStore
 from slimproc.residency.sampler import Sampler
 from slimproc.residency.unit import Unit
@@ -45,6 +47,7 @@ class ResidencyService:
         self._catalog = Catalog(config, environ, ProfileStore(config.state_dir))
         self._ledger = Ledger(policy.margin, policy.max_sample_age)
         self._sampler = Sampler(self._on_sample, environ=probe_environ, host_limit=policy.host_limit)
+        self._attribution = Attribution()
         self._latest: Sample | None = None
         self._checked = asyncio.Event()
         """The configured peaks were held against the devices that there are."""
@@ -67,6 +70,7 @@ class ResidencyService:
             keep=self._catalog.keep,
             on_eviction=on_eviction,
             refresh=self._refresh,
+            obstacle=lambda unit: self.obstacle(unit.config.name),
             strict=config.order == "strict",
             drain_timeout=config.drain_timeout,
             max_sample_age=policy.max_sample_age,
@@ -146,26 +150,31 @@ class ResidencyService:
         return lambda: self._catalog.claim(model)
 
     def _on_sample(self, sample: Sample) -> None:
-        self._latest = sample
         self._catalog.look(sample, self._sampler.driver)
-        self.manager.on_sample(sample)
-        if not self._checked.is_set() and self._sampler.driver is not None:
-            self._checked.set()  # what shrinks later is no fault of the configuration
-            self._check_peaks()
+        self._latest = self._catalog.with_unseen(sample)
+        self.manager.on_sample(self._latest)
+        self._attribution.look(self._units, sample)
+        if not self._checked.is_set():  # what shrinks later is no fault of the configuration
+            self._check_peaks(known=self._sampler.driver is not None)
 
     def _refresh(self, device: str) -> None:
         """The host's memory is back when a process is gone, and can be read without a probe: nobody waits for the next."""
         latest = self._sampler.latest
         if device == HOST and (latest is None or latest.devices.keys() == {HOST}):
-            self.manager.on_sample(self._sampler.sample_now())
+            self.manager.on_sample(self._catalog.with_unseen(self._sampler.sample_now()))
 
-    def _check_peaks(self) -> None:
+    def _check_peaks(self, *, known: bool) -> None:
+        """Of the host all is known at once; of the others when the driver has had its say (``known``)."""
+        if known:
+            self._checked.set()
         for unit in self._units:
-            self._check_peak(unit.config, unit.claim, unit.devices)
+            if known or unit.devices == (HOST,):
+                self._check_peak(unit.config, unit.claim, unit.devices)
 
     def _check_peak(self, model: ModelConfig, claim: Claim, places: Sequence[str]) -> None:
         """Raise ConfigError for a configured peak that no device could ever hold."""
-        devices = self._ledger.views(time.monotonic())
+        seen = self._ledger.views(time.monotonic())
+        devices = {device: view for device, view in seen.items() if view.total}  # else nobody knows what it has
         rooms = [devices[device].total - devices[device].margin for device in places if device in devices]
         if model.memory is not None and rooms and claim.peak > max(rooms):
             key = "load_peak" if claim.load_peak > max(rooms) else "inference_peak"
@@ -209,6 +218,18 @@ class ResidencyService:
         """It is to be in memory, for the start or for an operator, and has not been yet."""
         return self.manager.wanted(model)
 
+    def obstacle(self, model: str) -> str:
+        """Why a model can be loaded nowhere as long as the devices and their driver are as they are; empty: it may be."""
+        config = self._config.models.get(model)
+        if config is None or not config.managed or self._latest is None:
+            return ""
+        return self._catalog.obstacle(config, self._latest)
+
+    @property
+    def driver_fault(self) -> str:
+        """What is wrong with the NVIDIA driver, for people; empty: nothing, or there is none."""
+        return in_words(self._catalog.driver_fault)
+
     def explain(self, model: str) -> Explanation:
         """What would happen, or does, if somebody asked for ``model`` now."""
         if not self.manager.units(model):
@@ -227,6 +248,21 @@ class ResidencyService:
         """Bytes by device and kind, for the gauge."""
         by_device = self._ledger.statistics(time.monotonic())
         return {(device, kind): value for device, kinds in by_device.items() for kind, value in kinds.items()}
+
+    def profile_write_failures(self) -> int:
+        """Times that something measured could not be kept, for the counter."""
+        return self._catalog.profile_write_failures
+
+    def faults(self) -> dict[tuple[str, str], float]:
+        """1 for the kind of each fault by device, for the gauge; the driver as a whole is a device of its own."""
+        found = {DRIVER: self._catalog.driver_fault}
+        if self._latest is not None:
+            found |= {device: seen.fault for device, seen in self._latest.devices.items() if device != HOST}
+        return {
+            (device, kind): float(bool(fault) and kind_of(fault) == kind)
+            for device, fault in found.items()
+            for kind in KINDS
+        }
 
     # --- life -----------------------------------------------------------------------------------------------------
 

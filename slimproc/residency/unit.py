@@ -52,6 +52,8 @@ class Unit:
         """It is stopping for good: its model has other replicas by now, or is no longer configured."""
         self.forgiven = False
         """An operator wants it tried again, however short a time ago it was given up."""
+        self.unwanted = False
+        """Whoever it was loaded for has left before it was."""
         self._make_claim = make_claim
 
     def __repr__(self) -> str:
@@ -116,14 +118,24 @@ class Unit:
         phase = _PHASES[self.replica.state]
         if phase in (Phase.ABSENT, Phase.FAILED) and self.replica.remains:
             phase = Phase.UNKNOWN
-        elif phase is Phase.FAILED and (self.forgiven or self._may_retry()):
+        elif phase is Phase.FAILED and not self._given_up:
             phase = Phase.ABSENT
         if self.asked and phase in _ASKED[self.asked]:
             return _THEN[self.asked]
         return phase
 
-    def _may_retry(self) -> bool:
-        return time.monotonic() - self.replica.changed_at >= RETRY_AFTER
+    @property
+    def _given_up(self) -> bool:
+        """It has failed, and is not to be tried again yet."""
+        replica = self.replica
+        failed = replica.state is ReplicaState.FAILED and not self.forgiven
+        return failed and time.monotonic() - replica.changed_at < RETRY_AFTER and not replica.renewed
+
+    @property
+    def _never_used(self) -> bool:
+        """It is in memory for nobody, so that its going cannot make anybody load it again soon."""
+        replica = self.replica
+        return self.unwanted and not replica.occupied and replica.idle_since <= replica.resident_since
 
     def view(self, hold: int, attributed: int) -> UnitView:
         replica, config = self.replica, self.config
@@ -142,10 +154,12 @@ class Unit:
             pinned=config.pin and not self.retired,
             resident_since=replica.resident_since,
             idle_since=replica.idle_since,
-            min_resident=config.min_resident,
+            min_resident=0.0 if self._never_used else config.min_resident,
             ttl=None if self.retired else config.ttl,
             drained_for=self.drained_for,
             expired=self.expired,
+            asked=replica.sighting is None or replica.sighting.asked,
+            failed=self._given_up and self.asked != "start",
             retired=replica.state is ReplicaState.BACKOFF,
             note=replica.unload_failed if phase is Phase.LEAVING else replica.reason,
         )

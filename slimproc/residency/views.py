@@ -154,6 +154,10 @@ class UnitView:
     """The model that the drain is to make room for; None: no eviction (a ttl, an operator, a shutdown)."""
     expired: bool = False
     """It is DRAINING because nobody wanted it for its ``ttl``: it serves on if its model is wanted after all."""
+    asked: bool = True
+    """False: a server that is not ours, and that nobody has asked yet what it has. It is being asked."""
+    failed: bool = False
+    """Given up so short a time ago that it is not to be tried again, whether or not it may still hold something."""
     retired: bool = False
     """A backing-off unit or the like that nobody may count on; it may be evicted without a drain."""
     note: str = ""
@@ -237,6 +241,8 @@ class Explanation:
     total: int = 0
     victims: Sequence[str] = ()
     """Units that would go, or are going."""
+    code: RefuseCode | None = None
+    """Of a refusal: what stands in the way. None where the model itself has failed."""
 
 
 @dataclass(frozen=True)

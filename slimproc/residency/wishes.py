@@ -51,6 +51,8 @@ class Wishes:
                 continue  # so that whoever asks whether the server is ready is told what it still does
             elif not phases & {Phase.ABSENT, Phase.UNKNOWN}:
                 self.drop(model)
+            elif not all(unit.asked for unit in world.units):
+                continue  # a server that is being asked what it has may turn out to be in nobody's way
             elif _all_fresh(units, world) and not any(load.unit in _names(units) for load in _loads(plan)):
                 if explanation.verdict not in ("resident", "loading"):
                     log.warning("a model is not loaded at the start", model=model, reason=explanation.reason)

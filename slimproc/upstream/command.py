@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from slimproc import logs
 from slimproc.replicas.environment import child_environment
 from slimproc.replicas.exits import ExitStatus
-from slimproc.replicas.life import Life, Post, Sighting
+from slimproc.replicas.life import Life, Post, Refusal, Sighting
 from slimproc.replicas.states import ReplicaEvent
 from slimproc.upstream import ports
 from slimproc.upstream.child import Child
@@ -22,10 +24,6 @@ from slimproc.upstream.life import Pace, UpstreamLife
 log = logs.get("slimproc.upstream")
 
 PORT = "${PORT}"
-_SETTLE = 2.0
-"""Seconds that it must stay alive where its port is answered and not known to be its own. A server that finds its
-port taken has ended by then; one that runs in a container never owns its port.
-"""
 _PATIENCE = 3
 """Looks in a row that may find it silent or unwell before it is ended and started again."""
 
@@ -62,11 +60,14 @@ class CommandSource:
         concurrency: int,
         status_timeout: float,
         pace: Pace | None = None,
+        given: ports.Ports | None = None,
     ) -> None:
+        """``given``: the ports that others like it have."""
         self.slots = concurrency
         self.name = name
         self.line = line
         self.pace = pace or Pace()
+        self.ports = given or ports.Ports()
         self._client = client
         self._ready_path = ready_path
         self._status_timeout = status_timeout
@@ -76,13 +77,22 @@ class CommandSource:
     ) -> Life:
         """Spawn it. Raises OSError, and then nothing is left over."""
         del on_news
-        return CommandLife(self, ports.free_port(), device, post, on_slot_free)
+        port = self.ports.take()
+        try:
+            return CommandLife(self, port, device, post, on_slot_free)
+        except OSError:
+            self.ports.give_back(port)
+            raise
 
     async def look(self, base_url: str) -> None:
         """Raises ControlError unless ``ready_path`` answers 2xx."""
         code, _ = await self._client.ask("GET", base_url + self._ready_path, self._status_timeout)
         if not 200 <= code < 300:
             raise ControlError(f"{self._ready_path} answers {code}")
+
+    def made_from(self) -> Hashable:
+        """Where its program is; None: nowhere."""
+        return shutil.which(self.line.argv[0], path=self.line.environ_for(0, None).get("PATH"))
 
     async def watch(self, on_news: Callable[[], None]) -> None:
         """There is nothing to see between two lives."""
@@ -112,13 +122,28 @@ class CommandLife(UpstreamLife):
 
     async def _come_up(self, session: int) -> None:
         await self._until_it_answers()
-        if not await asyncio.to_thread(ports.listens, session, self._port):
-            await asyncio.sleep(_SETTLE)
+        if await self._is_itself(session):
+            self._become_ready()
+            await self._watch()
+        else:
+            self.refused = Refusal(f"its port {self._port} is taken by another process")
+            self.kill()
+
+    async def _is_itself(self, session: int) -> bool:
+        """Whether who answers can be the server. Where that is not seen, it has to stay alive for a while."""
+        pace, began = self._source.pace, time.monotonic()
+        while (found := await asyncio.to_thread(ports.owner, session, self._port)) is not ports.Owner.OURS:
+            if found is ports.Owner.STRANGER:
+                return False
+            settled = pace.doubtful if found is ports.Owner.OLDER else pace.settle
+            if time.monotonic() - began >= settled:
+                if sys.platform == "linux":  # elsewhere nobody tells whose a port is
+                    words = "a server's port is answered by no process of its own"
+                    log.warning(words, replica=self.name, port=self._port)
+                break
+            await asyncio.sleep(pace.settle / 4)
             await self._until_it_answers()
-            if await asyncio.to_thread(ports.listens, session, self._port) is False:
-                log.warning("a server's port is answered by no process of its own", replica=self.name, port=self._port)
-        self._become_ready()
-        await self._watch()
+        return True
 
     async def _until_it_answers(self) -> None:
         while True:
@@ -176,3 +201,4 @@ class CommandLife(UpstreamLife):
         super().bury(reason)
         if self._child is not None:
             self._child.close()
+        self._source.ports.give_back(self._port)

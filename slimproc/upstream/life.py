@@ -29,6 +29,12 @@ class Pace:
     """While it does not run for us."""
     stuck: float = 2.0
     """After an unload that failed."""
+    settle: float = 2.0
+    """How long a server must stay alive whose port is answered by nobody whom we know: one that finds its port taken has
+    ended by then. One that runs in a container never owns its port.
+    """
+    doubtful: float = 20.0
+    """The same where somebody answers who was there before it. Some take so long until they find their port taken."""
     given_up: float = 5.0
     """How long after an unload that failed a server that says ready, or failed, is believed to stay so."""
 

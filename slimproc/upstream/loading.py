@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from slimproc.upstream.contract import (
@@ -33,6 +34,8 @@ class Loading:
 
     def __init__(self, server: RemoteServer) -> None:
         self._server = server
+        self.preparing = False
+        """It waits for ``prepare``."""
         self.posted = False
         """It was asked to load, so that it may be doing so."""
 
@@ -55,10 +58,13 @@ class Loading:
         except ControlError as error:
             raise self._refused(error.reason) from None
         deadline = time.monotonic() + server.limits.prepare_timeout
+        self.preparing = True
         try:
             await server.prepare.run(server.limits.prepare_timeout)
         except PrepareFailed as error:
             raise self._refused(str(error)) from None
+        finally:
+            self.preparing = False
         while True:
             try:
                 return await server.read()
@@ -89,7 +95,7 @@ class Loading:
                 if asking is None:
                     await asyncio.sleep(min(self._server.pace.loading, left))
                 elif await _done(asking, min(self._server.pace.loading, left)):
-                    status, asking = self._hear(asking), None
+                    status, asking = await self._hear(asking), None
                     continue
                 seen, absent = await self._look(left, absent)
                 if seen is not None and (asking is None or seen.ready):
@@ -97,6 +103,7 @@ class Loading:
         finally:
             if asking is not None:
                 asking.cancel()
+            self._server.note_load_over()
 
     def _ask(self, status: Status, limit: float) -> asyncio.Task[Status]:
         if self.posted:
@@ -104,15 +111,19 @@ class Loading:
             reason = f": {said.code}: {said.message}" if said else ""
             raise self._refused(f"its load ended as {status.state}{reason}", permanent=True)
         self.posted = True
+        self._server.note_load_asked()
         return asyncio.create_task(self._server.control.load(limit), name=f"load {self._server.name}")
 
-    def _hear(self, asking: asyncio.Task[Status]) -> Status | None:
+    async def _hear(self, asking: asyncio.Task[Status]) -> Status | None:
         """The answer to the load; None where there is none, and its status has to tell."""
+        self._server.note_load_over()
         try:
             status = asking.result()
         except NoAnswer:
             return None
         except ControlRefused as error:
+            with contextlib.suppress(ControlError):
+                await self._server.read()  # it has said that it does not load, and not what it has in memory
             raise self._refused(f"it refused to load: {error.reason}", permanent=error.code != "BUSY") from None
         except ControlError as error:
             raise self._refused(error.reason) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from slimproc.replicas.life import Life, Post, Sighting
 from slimproc.replicas.restart import RestartPolicy
@@ -57,6 +57,10 @@ class PlainSource:
         code, _ = await self._client.ask("GET", self.base_url + self._health_path, self._status_timeout)
         if not 200 <= code < 300:
             raise ControlError(f"{self._health_path} answers {code}")
+
+    def made_from(self) -> Hashable:
+        """It is made from nothing of ours."""
+        return None
 
     async def watch(self, on_news: Callable[[], None]) -> None:
         """Between lives nothing is looked at: a life begins with a look."""

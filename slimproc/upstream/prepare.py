@@ -29,6 +29,8 @@ class Prepare:
         self._argv = argv
         self._environ = child_environment(environ, None)
         self._running: asyncio.Task[None] | None = None
+        self._waiting = 0
+        """Those who wait for the run that there is."""
         self._child: Child | None = None
         self.runs = 0
 
@@ -42,7 +44,11 @@ class Prepare:
             self._running = asyncio.create_task(self._once(limit), name=f"prepare {self._name}")
             self._running.add_done_callback(_look_at)
         assert self._running is not None
-        await asyncio.shield(self._running)
+        self._waiting += 1
+        try:
+            await asyncio.shield(self._running)
+        finally:
+            self._waiting -= 1
 
     async def _once(self, limit: float) -> None:
         self.runs += 1
@@ -70,6 +76,11 @@ class Prepare:
         if self._child is not None:
             self._child.close()
             self._child = None
+
+    def leave(self) -> None:
+        """Of those who wait, one is about to be cancelled: kill the run unless others wait for it, too."""
+        if self._waiting <= 1:
+            self.kill()
 
     def kill(self) -> None:
         """A run that is under way, with all that it has started."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from slimproc.replicas.life import Life, Post, Sighting
 from slimproc.upstream.contract import ControlError
@@ -30,6 +30,10 @@ class RemoteSource:
         """Adopt it as it is, if it is ready; else prepare it where it is not there, and load it."""
         del device  # it is where it is
         return RemoteLife(self._server, self.slots, post, on_slot_free, on_news)
+
+    def made_from(self) -> Hashable:
+        """It is made from nothing of ours."""
+        return None
 
     async def watch(self, on_news: Callable[[], None]) -> None:
         """Reconcile: ask for its status at once, then every few seconds while no life does. Never runs ``prepare``."""

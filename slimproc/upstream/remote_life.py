@@ -153,21 +153,21 @@ class RemoteLife(UpstreamLife):
         self._end("it was unloaded")
 
     async def _until_let_go(self) -> None:
-        """After an unload that failed: until it holds nothing by its own word, or is found settled in something else."""
+        """After an unload that failed: until it is unloaded by its own word, or is found settled in something else."""
         began = time.monotonic()
         while True:
             await asyncio.sleep(self._server.pace.stuck)
             with contextlib.suppress(ControlError):
                 status = await self._server.read()
-                if status.residency == "not_resident":
+                if status.unloaded:
                     return
                 if status.state in _SETTLED and time.monotonic() - began >= self._server.pace.given_up:
                     return
 
     def kill(self) -> None:
-        """It is not ours to kill; a run of ``prepare`` is."""
-        if self._server.prepare is not None:
-            self._server.prepare.kill()
+        """It is not ours to kill; a run of ``prepare`` that it alone waits for is."""
+        if self._loading.preparing and self._server.prepare is not None:
+            self._server.prepare.leave()
 
     def let_go(self) -> None:
         """Leave it as it is: loaded, loading or whatever."""

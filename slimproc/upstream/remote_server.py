@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slimproc import logs
 from slimproc.replicas.life import Sighting
@@ -54,6 +54,8 @@ class RemoteServer:
         self.free = asyncio.Event()
         """No life of it asks for its status: somebody else has to."""
         self.on_news: Callable[[], None] = lambda: None
+        self._loading = False
+        """It was asked to load, and has not answered that: until then nothing that it says means that it has no memory."""
         self._asked = 0
         self._known = 0
         """The number of the question whose answer is known: an older one that comes later is dropped."""
@@ -76,19 +78,35 @@ class RemoteServer:
 
     def note_answer(self, status: Status) -> None:
         """What it has just answered to a load or an unload."""
+        self._outdate()
+        self._note(status)
+
+    def note_load_asked(self) -> None:
+        """It is being asked to load: whether it answers or not, it may take memory from now on."""
+        self._loading = True
+        self._outdate()
+        self._see(replace(self.sighting, residency="unknown", let_go=False))
+
+    def note_load_over(self) -> None:
+        """Its answer to the load has come, or is not waited for any longer: what it says from now on counts again."""
+        if self._loading:
+            self._loading = False
+            self._outdate()
+
+    def _outdate(self) -> None:
+        """What it was asked before and has not answered yet tells nothing any more."""
         self._asked += 1
         self._known = self._asked
-        self._note(status)
 
     def _note(self, status: Status) -> None:
         error = status.last_error
         last = (clip(error.code), clip(error.message)) if error else None
         reason = ": ".join(last) if last and status.state == "failed" else ""
-        self._see(Sighting(status.state, status.residency, reason, last, asked=True))
+        let_go = status.unloaded and not self._loading
+        self._see(Sighting(status.state, status.residency, reason, last, asked=True, let_go=let_go))
 
     def _note_silence(self, reason: str) -> None:
-        before = self.sighting
-        self._see(Sighting("unknown", before.residency, f"{self.base_url}: {reason}", before.last_error, asked=True))
+        self._see(replace(self.sighting, state="unknown", reason=f"{self.base_url}: {reason}", asked=True))
 
     def _see(self, seen: Sighting) -> None:
         before, self.sighting = self.sighting, seen

@@ -15,6 +15,7 @@ from slimproc.upstream.client import UpstreamClient
 from slimproc.upstream.command import CommandLine, CommandSource
 from slimproc.upstream.life import Pace
 from slimproc.upstream.plain import PlainSource, endless_policy
+from slimproc.upstream.ports import Ports
 from slimproc.upstream.prepare import Prepare
 from slimproc.upstream.remote import RemoteSource
 from slimproc.upstream.remote_server import RemoteLimits, RemoteServer
@@ -38,6 +39,7 @@ class Upstreams:
         self.client = UpstreamClient()
         self._environ = environ
         self._pace = pace
+        self._ports = Ports()
         self._prepares: dict[tuple[str, ...], Prepare] = {}
 
     def replicas(
@@ -81,6 +83,7 @@ class Upstreams:
             concurrency=limits.concurrency,
             status_timeout=limits.status_timeout,
             pace=self._pace,
+            given=self._ports,
         )
 
     def _remote(self, name: str, remote: Remote, base_url: str, limits: UpstreamLimits) -> LifeSource:

@@ -109,7 +109,9 @@ def test_info_shows_each_model_the_keys_that_its_kind_takes(slimproc, here):
 
 
 def test_info_as_json_has_the_machine_the_versions_and_every_setting_with_its_origin(slimproc, here, monkeypatch):
-    (here / "slimproc.yaml").write_text("log_json: true\nmodels:\n  m:\n    backend: fake\n    fake: {ttft: 1}\n")
+    (here / "slimproc.yaml").write_text(
+        "log_json: true\nmodels:\n  m:\n    backend: fake\n    threads: 3\n    fake: {ttft: 1}\n"
+    )
     monkeypatch.setenv("SLIMPROC_LISTEN", "[::1]:7")
     result = slimproc("info", "--json")
     assert result.status == 0
@@ -119,6 +121,7 @@ def test_info_as_json_has_the_machine_the_versions_and_every_setting_with_its_or
     assert {"python", "aiohttp", "uvloop", "msgspec", "llama-cpp-python", "kernel"} <= report["versions"].keys()
     assert report["hardware"]["cpu"]
     assert report["hardware"]["threads"] >= report["hardware"]["usable_threads"] >= 1
+    assert 1 <= report["hardware"]["engine_threads"] <= report["hardware"]["usable_threads"]
     assert report["hardware"]["memory_bytes"] > 1 << 20
     assert report["config"].keys() == {*KINDS, "memory"}
     assert report["config"]["listen"] == {"value": "[::1]:7", "origin": "environment SLIMPROC_LISTEN"}
@@ -127,6 +130,7 @@ def test_info_as_json_has_the_machine_the_versions_and_every_setting_with_its_or
     assert report["config"]["admin_socket"]["value"].endswith("/slimproc/admin-7.sock")
     assert report["models"]["m"].keys() == {*MODEL_KINDS, "fake", "memory"} - UPSTREAM_KEYS
     assert report["models"]["m"]["backend"] == {"value": "fake", "origin": "slimproc.yaml line 4"}
+    assert report["models"]["m"]["threads"] == {"value": 3, "origin": "slimproc.yaml line 5"}
     assert report["models"]["m"]["fake"]["value"]["ttft"] == 1.0
 
 

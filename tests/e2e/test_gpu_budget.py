@@ -159,6 +159,35 @@ def test_memory_of_other_programs_is_honoured(nvml, serve):
     assert ask(server, "a").status == 200
 
 
+@pytest.mark.parametrize("how", ["no bytes", "no processes", "other numbers"])
+def test_where_the_driver_does_not_say_whose_bytes_are_whose_that_is_told_once_with_what_helps(nvml, serve, how):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    {"no bytes": gpu.hide_bytes, "no processes": gpu.hide_processes, "other numbers": lambda: gpu.shift_pids(1 << 23)}[
+        how
+    ]()
+    server = serve({"a": gpu_model(4 * GIB), "b": gpu_model(4 * GIB)}).wait_ready()
+
+    wait_until(lambda: server.records("the driver does not say whose a GPU's bytes are"), "it is told")
+    assert ask(server, "a").status == 200
+    wait_until(lambda: memory(server, gpu, "free") == 16 * GIB, "both are seen")
+    assert memory(server, gpu, "external") == 0, "nobody else is blamed"
+    told = server.records("the driver does not say whose a GPU's bytes are")
+    assert [one["device"] for one in told] == [gpu.uuid]
+    assert "--pid=host" in told[0]["hint"]
+
+
+def test_a_peak_that_the_host_cannot_hold_is_a_start_error_whatever_the_driver_does(nvml, tmp_path):
+    nvml.hang_init(3600)
+
+    ended = start_in_vain(
+        tmp_path, nvml, "{backend: fake, device: host, memory: {load_peak: 64TiB, inference_peak: 1GiB}}"
+    )
+
+    assert ended.returncode == 78
+    assert "models.a.memory.load_peak" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_killed_engine_gives_its_memory_back_and_is_loaded_again(nvml, serve):
     gpu = nvml.add_gpu(total=24 * GIB)
     gpu.linger(0.5)
@@ -192,9 +221,9 @@ def test_a_gpu_that_comes_back_is_used_again_and_until_then_its_model_goes_to_an
     lost, other = (first, second) if where(server)["a"][1] == first.uuid else (second, first)
     lost.fail(15)
     wait_until(lambda: server.get("/readyz").status == 503, "it is not ready with a lost device")
-    server.kill_engine()
+    wait_until(lambda: where(server)["a"][0] != "ready", "what ran there is ended")
 
-    wait_until(lambda: ask(server, "a").status == 200, "it is served")
+    assert ask(server, "a").status == 200
     assert where(server)["a"] == ("ready", other.uuid)
     lost.fail(0)
     probe_of(server).kill()  # only another process sees that a lost GPU is well; the probe looks for itself in a minute

@@ -131,9 +131,9 @@ def test_the_list_says_how_a_remote_model_stands(infer):
     }  # fmt: skip
 
 
-def test_a_large_upload_passes_whole_and_in_bounded_memory(infer):
-    """256 MiB, read by nobody faster than the models' server takes them."""
-    size = 256
+@pytest.mark.parametrize("size", [256, pytest.param(1024, marks=pytest.mark.slow)], ids="{} MiB".format)
+def test_a_large_upload_passes_whole_and_in_bounded_memory(infer, size):
+    """Read by nobody faster than the models' server takes it."""
     memory = psutil.Process(infer.process.pid)
     before, most = memory.memory_info().rss, 0
     connection = infer.connect()
@@ -147,6 +147,31 @@ def test_a_large_upload_passes_whole_and_in_bounded_memory(infer):
     answer = connection.getresponse()
     assert (answer.status, answer.read()) == (200, str(size * MIB).encode())
     assert most - before < 32 * MIB
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["with its length", "chunked"])
+def test_a_large_form_passes_whole_while_it_is_made(infer, chunked):
+    """96 MiB of a recording between two fields, in pieces whose borders have nothing to do with the form's."""
+    count = 96
+    recording = [hashlib.sha256(b"%d" % place).digest() * (MIB // 32) for place in range(count)]
+    head = (
+        b'--B0\r\nContent-Disposition: form-data; name="language"\r\n\r\nde\r\n'
+        b'--B0\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    )
+    tail = b'\r\n--B0\r\nContent-Disposition: form-data; name="words"\r\n\r\n\xe2\x80\xa6\r\n--B0--\r\n'
+    connection = infer.connect()
+    headers = {"Content-Type": "multipart/form-data; boundary=B0"}
+    if not chunked:
+        headers["Content-Length"] = str(len(head) + count * MIB + len(tail))
+    pieces = (piece[place : place + 700_001] for piece in (head, *recording, tail) for place in range(0, MIB, 700_001))
+    connection.request("POST", "/infer?model=fa&parts=1", filter(None, pieces), headers, encode_chunked=chunked)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    language, file, words = json.loads(answer.read())
+    digest = hashlib.sha256(b"".join(recording)).hexdigest()
+    assert language[::3] == ["language", 2]
+    assert file == ["file", "a.wav", "audio/wav", count * MIB, digest]
+    assert words[::3] == ["words", 3]
 
 
 def test_a_large_answer_comes_back_byte_for_byte(infer):

@@ -4,6 +4,7 @@ in nothing that they have not said.
 
 import contextlib
 import json
+import random
 import socket
 import sys
 import threading
@@ -172,17 +173,42 @@ def test_a_shutdown_leaves_a_remote_model_as_it_is(remote, serve):
     assert (there.seen["state"], there.seen["unloads"]) == ("ready", 0)
 
 
-def test_a_load_that_outlives_its_limit_is_told_and_keeps_the_next_model_out(remote, serve):
-    slow, other = remote(load_time=60), remote()
-    models = {"a": model(slow.url, 16 * GIB, load_timeout=0.5), "b": model(other.url, 16 * GIB)}
-    server = serve(models)
+@pytest.mark.parametrize("says", ["unknown", "resident", "not_resident", "nothing"])
+def test_a_load_that_outlives_its_limit_is_told_and_keeps_the_next_model_out(remote, serve, says):
+    """Whatever the server says of its memory while it loads, and also if it says nothing any more."""
+    slow, other = remote(load_time=60, load_waits=says == "nothing"), remote()
+    models = {"a": model(slow.url, 16 * GIB, load_timeout=1.0), "b": model(other.url, 16 * GIB)}
+    server = serve(models, status_timeout=0.2)
+    if says != "nothing":
+        slow.script(while_loading=says)
 
-    failed = infer(server, "a")
+    failing = server.begin("x", path="/infer?model=a")
+    wait_until(lambda: slow.seen["loads"] == 1, "it loads")
+    if says == "nothing":
+        slow.script(status_time=60)
+    failed = failing.answer()
     refused = infer(server, "b")
 
     assert code(failed) == (502, "LOAD_FAILED")
-    assert refused.status == 503
+    assert code(refused) == (503, "RESOURCES")
+    assert "a/0" in refused.json["error"]
     assert other.seen["loads"] == 0
+    assert status(server, "a")["reserved_bytes"] == 16 * GIB
+    slow.script(status_time=0, state="unloaded")
+    wait_until(lambda: infer(server, "b").status == 200, "it goes on when the server has let go")
+
+
+def test_a_load_that_fails_keeps_its_hold_until_the_server_is_unloaded(remote, serve):
+    broken, other = remote(load_fails="out of memory"), remote()
+    server = serve({"a": model(broken.url, 16 * GIB), "b": model(other.url, 16 * GIB)})
+
+    assert code(infer(server, "a")) == (502, "LOAD_FAILED")
+    assert code(infer(server, "b")) == (503, "RESOURCES")
+    assert other.seen["loads"] == 0
+    assert status(server, "a")["reserved_bytes"] == 16 * GIB
+    broken.script(state="unloaded")
+    wait_until(lambda: infer(server, "b").status == 200, "it goes on when the server has let go")
+    assert broken.seen["loads"] == 1, "nothing is tried again by itself"
 
 
 def test_an_unload_that_outlives_its_limit_is_told_and_blocks_the_next_load(remote, serve):
@@ -195,7 +221,7 @@ def test_an_unload_that_outlives_its_limit_is_told_and_blocks_the_next_load(remo
     second = infer(server, "b")
 
     assert code(first) == (502, "UNLOAD_FAILED")
-    assert second.status == 503
+    assert code(second) == (503, "LIFECYCLE_PENDING")
     assert other.seen["loads"] == 0
     stuck.script(unload_time=0, state="unloaded")
     wait_until(lambda: infer(server, "b").status == 200, "it goes on when the server has let go")
@@ -210,9 +236,46 @@ def test_a_port_where_nobody_answers_leaves_the_model_unknown_and_blocks_other_l
 
     assert (status(server, "a")["ready"], status(server, "a")["residency"]) == (None, None)
     refused = infer(server, "b")
-    assert refused.status == 503
+    assert code(refused) == (503, "RESOURCES")
     assert "a/0" in refused.json["error"]
     assert other.seen["loads"] == 0
+
+
+def test_a_server_that_has_not_been_asked_yet_costs_a_local_model_neither_its_start_nor_a_request(remote, serve):
+    """Its first answer comes after the first look at the memory, and after the first request."""
+    slow = remote(status_time=1.0)
+    local = {name: {"backend": "fake", "memory": {"load_peak": GIB, "inference_peak": GIB}} for name in ("b", "c")}
+    server = serve({"a": model(slow.url)} | local, preload=["b"])
+
+    asked = server.begin("x", model="c", max_tokens=1)
+    wait_until(lambda: status(server, "b")["state"] == "ready", "it is loaded for the start")
+    assert asked.answer().status == 200
+    assert server.records("a model is not loaded at the start") == []
+
+
+def test_a_remote_model_is_loaded_at_the_start_when_it_is_to_be_and_only_looked_at_when_not(remote, serve):
+    wanted, other = remote(), remote()
+    server = serve({"a": model(wanted.url), "b": model(other.url)}, preload=["a"])
+    wait_until(lambda: status(server, "a")["state"] == "ready", "it is loaded")
+    wait_until(lambda: status(server, "b")["remote_state"] == "unloaded", "it was asked")
+    assert (wanted.seen["loads"], other.seen["loads"]) == (1, 0)
+    assert server.get("/readyz").status == 200
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_at_the_start_a_server_is_prepared_when_its_model_is_to_be_loaded_and_else_not(serve, tmp_path, wanted):
+    command = tmp_path / "prepare"
+    command.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    command.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    there = model(url, prepare={"argv": [str(command)]}, prepare_timeout=1.0)
+    server = serve({"a": there}, preload=["a"] if wanted else [])
+
+    wait_until(lambda: status(server, "a")["remote_state"] == "unknown", "it was asked in vain")
+    if wanted:
+        wait_until((tmp_path / "ran").exists, "it is prepared")
+    assert (tmp_path / "ran").exists() is wanted
 
 
 def test_a_stranger_on_the_port_is_not_ready(remote, serve):
@@ -297,24 +360,41 @@ def test_a_client_that_leaves_breaks_off_its_request_at_the_server(remote, serve
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_remote_models_that_are_swapped_at_random_lose_nothing(remote, serve, count):
-    names = "abc"[:count]
-    servers = {name: remote(load_time=0.01, unload_time=0.01) for name in names}
+    """While servers take as long as they like, and an operator unloads whatever is in memory."""
+    names, turns = "abc"[:count], 40 // count
+    servers = {name: remote() for name in names}
     models = {name: model(there.url, 16 * GIB, ttl=0.5, concurrency=2) for name, there in servers.items()}
     server = serve(models)
-    outcomes, lock = [], threading.Lock()
+    chance = random.Random(count)
+    outcomes, lock, over = [], threading.Lock(), threading.Event()
 
-    def client(place):
-        for number in range(25 // count):
-            answer = infer(server, names[(place + number) % count], b"%d" % number)
+    def client(number, chance):
+        for turn in range(turns):
+            body = b"%d of %d" % (turn, number)
+            answer = infer(server, chance.choice(names), body, f"&delay={chance.choice((0, 0, 0.02))}")
             with lock:
-                outcomes.append((answer.status, answer.body == b"%d" % number))
+                outcomes.append((answer.status, answer.body == body))
+            over.wait(chance.choice((0, 0, 0, 0.05)))
 
-    clients = [threading.Thread(target=client, args=(place,)) for place in range(4)]
-    for one in clients:
+    def operator():
+        while not over.wait(chance.uniform(0.02, 0.3)):
+            for there in servers.values():
+                there.script(load_time=chance.choice((0, 0.01, 0.1)), unload_time=chance.choice((0, 0.01, 0.1)))
+            server.admin(f"/admin/models/{chance.choice(names)}/unload", "POST")
+
+    clients = [threading.Thread(target=client, args=(number, random.Random(number))) for number in range(6)]
+    meanwhile = threading.Thread(target=operator)
+    for one in (*clients, meanwhile):
         one.start()
     for one in clients:
         one.join()
+    over.set()
+    meanwhile.join()
 
     assert set(outcomes) == {(200, True)}
+    assert len(outcomes) == turns * len(clients)
+    assert sum(there.seen["loads"] for there in servers.values()) > 10, "they took turns"
     wait_until(lambda: all(there.seen["state"] == "unloaded" for there in servers.values()), "the timers unload all")
-    assert all(there.seen["loads"] == there.seen["unloads"] for there in servers.values())
+    seen = [there.seen for there in servers.values()]
+    assert sum(one["finished"] for one in seen) == len(outcomes), "each was forwarded once"
+    assert all(one["unloads"] >= one["loads"] for one in seen)

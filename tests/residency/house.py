@@ -70,6 +70,8 @@ class PlayedLife:
         self.bytes = self.settings.bytes // 2
         self.taken: list[Asked] = []
         self.exiting = False
+        self.broken = False
+        """It stalled, is corrupt, or its device was lost: then who is in it is lost anyway."""
         self._source, self._post, self._on_slot_free = source, post, on_slot_free
         self._house = source.house
         self._house.lives.append(self)
@@ -131,7 +133,7 @@ class PlayedLife:
         pass
 
     def ask_to_exit(self) -> None:
-        if self.taken:
+        if self.taken and not self.broken and not self._house.faults[self.device]:
             self._house.cut_off.append(self.name)
         self.exiting = True
         self._later(self.settings.unload_time, self.die)
@@ -155,18 +157,23 @@ class PlayedSource:
     def __init__(self, house: House, name: str, settings: Settings) -> None:
         self.house, self.name, self.settings = house, name, settings
         self.slots = settings.slots
-        self.sighting: Sighting | None = Sighting("unloaded", "not_resident", asked=True) if settings.remote else None
+        unloaded = Sighting("unloaded", "not_resident", asked=True, let_go=True)
+        self.sighting: Sighting | None = unloaded if settings.remote else None
 
     def start(self, *, device: str | None, post: Post, on_slot_free: Any, on_news: Any) -> Life:
         del on_news
         assert device is not None
         return PlayedLife(self, device, post, on_slot_free)
 
+    def made_from(self) -> Any:
+        return None
+
     async def watch(self, on_news: Any) -> None:
         self.on_news = on_news
 
-    def see(self, state: Any, residency: Any) -> None:
-        self.sighting = Sighting(state, residency, asked=True)
+    def see(self, state: Any, residency: Any, *, asked: bool = True) -> None:
+        """What its server is found to be from now on."""
+        self.sighting = Sighting(state, residency, asked=asked, let_go=state == "unloaded")
         self.on_news()
 
 

@@ -19,6 +19,7 @@ from slimproc.residency.devices import (
     visible_gpus,
 )
 from slimproc.residency.views import HOST, DeviceSample, Sample
+from slimproc.settings import BACKENDS
 from tests.models import skip_without_llama_cpp
 
 A, B, C = "GPU-aaaa1111-2222", "GPU-aabb1111-2222", "GPU-cccc1111-2222"
@@ -197,7 +198,12 @@ def test_a_build_for_gpus_is_known_by_its_libraries(tmp_path, files, possible):
 
 def test_the_installed_llama_cpp_is_looked_at_without_being_loaded(tmp_path):
     skip_without_llama_cpp()
-    code = "import sys; from slimproc.residency.devices import gpu_offload_possible as p; print(p(), 'llama_cpp' in sys.modules)"
+    code = """
+import sys
+from slimproc.residency.devices import gpu_offload_possible
+from slimproc.settings import BACKENDS
+print(gpu_offload_possible(BACKENDS["llama_cpp"], {}), "llama_cpp" in sys.modules)
+"""
     environ = {**os.environ, "PYTHONPATH": str(Path(slimproc.__file__).parents[1])}
     said = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
     assert said.endswith(" False\n")
@@ -206,7 +212,9 @@ def test_the_installed_llama_cpp_is_looked_at_without_being_loaded(tmp_path):
 def test_libraries_may_be_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "libggml-cuda.so").touch()
-    assert gpu_offload_possible({"LLAMA_CPP_LIB_PATH": str(tmp_path)}) is False, "there is no llama_cpp to load them"
+    assert gpu_offload_possible(BACKENDS["llama_cpp"], {"LLAMA_CPP_LIB_PATH": str(tmp_path)}) is False, (
+        "there is no llama_cpp to load them"
+    )
     monkeypatch.undo()
     skip_without_llama_cpp()
-    assert gpu_offload_possible({"LLAMA_CPP_LIB_PATH": str(tmp_path)}) is True
+    assert gpu_offload_possible(BACKENDS["llama_cpp"], {"LLAMA_CPP_LIB_PATH": str(tmp_path)}) is True

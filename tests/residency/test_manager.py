@@ -1,5 +1,6 @@
 """The manager with real replicas and a ledger, over played engines and in virtual time."""
 
+import asyncio
 import functools
 import time
 
@@ -12,6 +13,7 @@ from tests.residency.house import House, Settings
 from tests.residency.virtual import run_virtual, until
 
 READY, STOPPED, DRAINING = ReplicaState.READY, ReplicaState.STOPPED, ReplicaState.DRAINING
+STARTING, BACKOFF = ReplicaState.STARTING, ReplicaState.BACKOFF
 GPU = "GPU-0"
 
 
@@ -199,6 +201,77 @@ async def test_on_a_lost_gpu_nothing_is_restarted_and_its_model_moves_to_another
         await house.until_answered(asked)
         assert asked.outcomes == ["served"]
         assert house.of("a")[0].device == "GPU-1"
+
+
+@virtual
+@pytest.mark.parametrize("gone", [False, True], ids=["lost", "not listed"])
+@pytest.mark.parametrize("state", ["loading", "idle", "busy", "draining", "backing off"])
+async def test_whoever_is_on_a_gpu_that_is_lost_is_killed_at_once_and_moves_to_another(state, gone):
+    totals = {HOST: 100, GPU: 100, "GPU-1": 100}
+    async with House(Settings("a", devices=(GPU, "GPU-1")), Settings("b"), totals=totals) as house:
+        bystander = house.ask("b")
+        await house.until_answered(bystander)
+        busy = house.ask("a", takes=0.1 if state == "loading" else 1000.0)
+        if state == "loading":
+            await until(lambda: house.state("a") is STARTING, "it loads")
+        else:
+            await house.until_state("a", READY)
+        if state in ("idle", "backing off"):
+            house.life("a").taken.clear()
+        if state == "draining":
+            house.manager.unload("a")
+            await house.until_state("a", DRAINING)
+        if state == "backing off":
+            house.life("a").die()
+            await house.until_state("a", BACKOFF)
+        first = house.of("a")[0].replica.life
+        if gone:
+            del house.totals[GPU]
+        else:
+            house.faults[GPU] = "lost"
+        if first is not None:
+            await until(lambda: first.status is not None, "it is ended", limit=1.0 if state != "draining" else 60.0)
+        asked = house.ask("a")
+        await house.until_answered(asked, limit=10.0)
+        assert asked.outcomes == ["served"]
+        assert house.of("a")[0].device == "GPU-1"
+        if state in ("busy", "draining"):
+            assert busy.outcomes != ["served"]
+            assert len(busy.outcomes) == 1
+            house.cut_off.clear()
+        assert house.metrics.engine_restarts["device_lost"] == (state in ("loading", "idle", "busy"))
+        assert house.life("b").status is None, "who is elsewhere notices nothing"
+
+
+@virtual
+@pytest.mark.parametrize("fault", ["driver_mismatch", "unknown: the memory probe does not answer"])
+async def test_what_is_in_memory_serves_on_while_nobody_knows_how_its_gpu_is(fault):
+    async with House(Settings("a", devices=(GPU,)), totals={HOST: 100, GPU: 100}) as house:
+        await house.until_answered(house.ask("a"))
+        first = house.life("a")
+        house.faults[GPU] = fault
+        await asyncio.sleep(30.0)
+        await house.until_answered(house.ask("a"))
+        assert house.life("a") is first
+
+
+@virtual
+async def test_a_device_that_has_become_smaller_or_larger_is_what_it_is_now():
+    models = Settings("a", bytes=30, devices=(GPU,)), Settings("b", devices=(GPU,))
+    async with House(*models, totals={HOST: 100, GPU: 100}) as house:
+        await house.until_answered(house.ask("a"))
+        house.totals[GPU] = 50
+        await until(lambda: house.ledger.view(GPU, time.monotonic()).total == 50, "it is seen")
+        refused = house.ask("b")
+        await house.until_answered(refused)
+        assert isinstance(refused.outcomes[0], InsufficientMemory)
+        assert house.state("a") is READY, "nobody went for what could not be had"
+        house.totals[GPU] = 90
+        await until(lambda: house.ledger.view(GPU, time.monotonic()).total == 90, "it is seen")
+        served = house.ask("b")
+        await house.until_answered(served, house.ask("a"))
+        assert served.outcomes == ["served"]
+        assert house.evicted == []
 
 
 @virtual

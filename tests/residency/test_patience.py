@@ -1,6 +1,6 @@
 """Who waits for a sample is told when none has come for so long, and nobody else is."""
 
-from slimproc.residency.patience import Patience
+from slimproc.residency.patience import SHORTEST, Patience
 from slimproc.residency.plan import plan
 from slimproc.residency.views import Demand
 from tests.residency.world import GPU_1, device, resident, unit, world
@@ -31,6 +31,14 @@ def test_a_fresh_sample_begins_it_anew():
 def test_before_anything_was_ever_measured_it_runs_from_the_request():
     assert look(Patience(5.0), 12.0, since=8.0, devices=[]) == ([], 13.0)
     assert look(Patience(5.0), 13.0, since=8.0, devices=[]) == (["a"], None)
+
+
+def test_however_old_a_sample_may_be_at_most_it_is_waited_for_until_one_can_be_there():
+    """Samples come a second apart while nobody asks, and after some more when a probe has failed."""
+    patience = Patience(0.2)
+    assert look(patience, 10.0, since=10.0) == ([], 10.0 + SHORTEST)
+    patience.set_limit(0.1)
+    assert look(patience, 10.0 + SHORTEST, since=10.0) == (["a"], None)
 
 
 def test_who_waits_for_something_else_or_has_another_device_is_left_alone():

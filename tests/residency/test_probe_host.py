@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from probing import Holder
 
 import slimproc
+from slimproc.residency.ledger import Ledger
 from slimproc.residency.probes import cgroup, processes
 from slimproc.residency.probes.__main__ import FrontGone, run
 from slimproc.residency.probes.host import sample_host
 from slimproc.residency.probes.nvml import Reading
-from slimproc.residency.views import HOST
+from slimproc.residency.probes.shares import Shares
+from slimproc.residency.sampler import Sampler
+from slimproc.residency.views import HOST, Claim, Sample
 
 MIB, GIB = 1 << 20, 1 << 30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -80,10 +84,24 @@ def test_the_page_cache_of_a_group_counts_as_free_where_it_can_go(root):
         {
             "memory.max": 4 * GIB,
             "memory.current": 3 * GIB,
-            "memory.stat": f"anon {GIB}\nactive_file 1\ninactive_file {2 * GIB}\n",
+            "memory.stat": f"anon {GIB}\nfile {2 * GIB}\nshmem 0\nactive_file {MIB}\ninactive_file {2 * GIB - MIB}\n",
         },
     )
     assert host(root).free == 3 * GIB
+
+
+def test_in_a_group_a_model_file_that_is_in_use_is_taken_off_once_and_not_twice(root):
+    """A group of 8 GiB: 4 of a mapped file that is read again and again, and so active, and 1 private."""
+    write(root / "proc/self/cgroup", "0::/a\n")
+    stat = f"anon {GIB}\nfile {5 * GIB}\nshmem {GIB}\nactive_anon {GIB}\nactive_file {4 * GIB}\ninactive_file 0\n"
+    write_v2(root, "a", {"memory.max": 8 * GIB, "memory.current": 6 * GIB, "memory.stat": stat})
+    ledger = Ledger(0, 5.0)
+    ledger.hold("a/0", HOST, Claim(GIB, GIB, file="/model.gguf", file_bytes=4 * GIB), now=1.0)
+    ledger.attach("a/0", 7)
+    seen = replace(host(root), attributed={7: GIB}, mapped={7: 4 * GIB})
+    ledger.observe(Sample(2.0, {HOST: seen}))
+    assert seen.free == 6 * GIB, "shared memory cannot be dropped"
+    assert ledger.view(HOST, 2.0).available == 2 * GIB
 
 
 def test_the_tightest_of_all_groups_around_us_counts(root):
@@ -106,7 +124,10 @@ def test_the_first_version_of_control_groups_counts_as_well(root):
     box = root / "sys/fs/cgroup/memory/box"
     write(box / "memory.limit_in_bytes", 3 * GIB)
     write(box / "memory.usage_in_bytes", 2 * GIB)
-    write(box / "memory.stat", f"inactive_file 5\ntotal_inactive_file {GIB}\n")
+    write(
+        box / "memory.stat",
+        f"active_file 3\ninactive_file 5\ntotal_active_file {GIB // 4}\ntotal_inactive_file {3 * GIB // 4}\n",
+    )
     write(root / "sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
     write(root / "sys/fs/cgroup/memory/memory.usage_in_bytes", 12 * GIB)
     seen = host(root)
@@ -153,10 +174,56 @@ def test_memory_that_processes_share_without_a_file_is_private(tmp_path):
         process.communicate(b"\n")
 
 
+WORKERS = """
+import mmap, os, sys
+kept = b"x" * (150 << 20)
+shared = mmap.mmap(-1, 50 << 20)
+shared.write(b"y" * (50 << 20))
+file = open(sys.argv[1], "rb")
+weights = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+sum(weights[::4096])
+for _ in range(3):
+    ready, told = os.pipe()
+    if not os.fork():
+        sum(shared[::4096]) + sum(weights[::4096])
+        os.write(told, b"1")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(ready, 1)
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+@linux
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the kernel does not tell shares")
+def test_what_the_workers_of_a_server_share_counts_once(tmp_path):
+    """150 MiB that were there before the forks, 50 of shared memory and a file of 100: all four have them all."""
+    (tmp_path / "weights").write_bytes(bytes(100 * MIB))
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKERS, str(tmp_path / "weights")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        process.stdout.readline()
+        seen = sample_host([process.pid], None)
+        sampler = Sampler(lambda _: None, environ={})
+        sampler.watch([process.pid])
+        unasked = sampler.sample_now().devices[HOST]
+        sampler.latest = Sample(1.0, {HOST: seen})
+        told = sampler.sample_now().devices[HOST]
+        process.communicate(b"")
+    assert 200 * MIB <= seen.attributed[process.pid] < 270 * MIB
+    assert 90 * MIB < seen.mapped[process.pid] < 160 * MIB
+    assert 200 * MIB <= unasked.attributed[process.pid] < 270 * MIB, "the front does not ask, and counts nothing twice"
+    assert told.attributed == seen.attributed
+
+
 @linux
 def test_grandchildren_belong_to_their_leader():
     with Holder() as holder:
-        trees = processes.read([holder.leader])
+        trees = processes.read([holder.leader], Shares().of_tree)
     assert trees.leader_of == {holder.leader: holder.leader, holder.child: holder.leader}
 
 

@@ -213,6 +213,30 @@ def test_a_gpu_without_memory_of_its_own_has_the_hosts(probe, gpu):
     assert (unified.total, unified.free, unified.fault) == (host.total, host.free, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("NVIDIA GB10", "unified"), ("Orin (nvgpu)", "unified"), ("NVIDIA Thor", "unified"), ("NVIDIA GB100", "gpu")],
+)
+def test_a_gpu_with_the_hosts_memory_that_tells_numbers_is_known_by_its_name_and_the_smaller_counts(nvml, name, kind):
+    little, much = nvml.add_gpu(total=64 << 20, name=name), nvml.add_gpu(total=1 << 50, name=name)
+    little.other(16 << 20)
+    with Probe(nvml.environ) as probe:
+        line = probe.line()
+    host = line.devices["host"]
+    seen = {device: (line.devices[device].kind, line.devices[device].free) for device in (little.uuid, much.uuid)}
+    if kind == "unified":
+        assert seen == {little.uuid: (kind, 48 << 20), much.uuid: (kind, host.free)}
+    else:
+        assert seen == {little.uuid: (kind, 48 << 20), much.uuid: (kind, 1 << 50)}
+
+
+def test_what_a_gpu_has_may_change_and_the_newest_number_counts(probe, gpu):
+    assert probe.line().devices[gpu.uuid].total == 24 * GIB
+    gpu.resize(12 * GIB)
+    line = probe.until(lambda line: line.devices[gpu.uuid].total == 12 * GIB, "it is smaller")
+    assert line.devices[gpu.uuid].free == 12 * GIB
+
+
 @pytest.mark.parametrize("code", [NO_PERMISSION, NOT_SUPPORTED])
 def test_where_processes_may_not_be_listed_nobodys_bytes_are_known(probe, gpu, holder, code):
     gpu.allocate(holder.leader, GIB)

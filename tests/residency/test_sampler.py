@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -15,12 +16,14 @@ import pytest
 from probing import Holder, Probe
 
 import slimproc
+from slimproc.residency.ledger import Ledger
 from slimproc.residency.probes.remembered import SILENT
+from slimproc.residency.room import Room
 from slimproc.residency.sampler import Sampler
-from slimproc.residency.views import HOST
+from slimproc.residency.views import HOST, World
 from tests.fakes import LIMIT, eventually, looped
 from tests.serving import wait_until
-from tests.standin_nvml import GIB, LOST, MISMATCH, NO_DRIVER, StandInNvml
+from tests.standin_nvml import GIB, LOST, MISMATCH, NO_DRIVER, NOT_SUPPORTED, StandInNvml
 
 PACKAGE = str(Path(slimproc.__file__).parents[1])
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -238,6 +241,41 @@ async def test_a_driver_that_hangs_from_the_start_does_not_keep_the_host_from_be
         sample = await sampling.heard()
         assert list(sample.devices) == [HOST]
         assert sampling.sampler.driver is None, "nobody knows which GPUs there are"
+
+
+@looped
+async def test_while_a_probe_is_silent_the_fronts_samples_come_as_often_as_they_can(probe_that):
+    """Each is measured against the probe's last word, and not against the one before."""
+    code = GOOD + "say(line(1))\ntime.sleep(3600)\n"
+    async with Sampling(probe_that(code), stale_after=2.0, start_limit=10 * LIMIT) as sampling:
+        await sampling.heard()
+        await eventually(lambda: sampling.sampler.statistics().own >= 3, "the front samples")
+        taken = [sample.taken for sample in sampling.samples if sample.devices[HOST].free != 1][:3]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(taken)]
+    assert min(gaps) < 3.0
+
+
+@looped
+async def test_a_gpu_whose_memory_is_the_hosts_takes_nothing_from_it_when_it_is_in_no_state_to_answer(nvml, gpu):
+    gpu.fail_memory(NOT_SUPPORTED)
+    async with Sampling(nvml.environ, stale_after=1.0, start_limit=3.0) as sampling:
+        await sampling.until(lambda sample: sample.devices.get(gpu.uuid, sample.devices[HOST]).kind == "unified", "it")
+        for spoil, mend in (
+            (lambda: gpu.hang(3600), lambda: gpu.hang(0)),
+            (lambda: gpu.fail(LOST), lambda: gpu.fail(0)),
+        ):
+            spoil()
+            sample = await sampling.until(lambda sample: sample.devices[gpu.uuid].fault, "the fault")
+            seen = sample.devices[gpu.uuid]
+            assert (seen.kind, seen.free) == ("unified", sample.devices[HOST].free)
+            ledger = Ledger(0, 1e9)
+            ledger.observe(sample)
+            room = Room(World(sample.taken, ledger.views(sample.taken), ()))
+            assert room.now[HOST].bytes == sample.devices[HOST].free
+            mend()
+            if sampling.sampler.probe_pid is not None:
+                await sampling.replace_probe()
+            await sampling.until(lambda sample: not sample.devices[gpu.uuid].fault, "it is well again")
 
 
 @looped

@@ -12,10 +12,10 @@ from slimproc.residency.views import Claim, Phase
 STATE, PHASE = ReplicaState, Phase
 
 
-def make(state, *, remains="", asked="", changed_at=0.0):
+def make(state, *, remains="", asked="", changed_at=0.0, renewed=False):
     replica = SimpleNamespace(
         name="m/0", state=state, remains=remains, changed_at=changed_at, occupied=1, resident_since=1.0, idle_since=2.0,
-        reason="it died", unload_failed="",
+        reason="it died", unload_failed="", sighting=None, renewed=renewed,
     )  # fmt: skip
     config = SimpleNamespace(name="m", pin=False, min_resident=0.0, ttl=None)
     unit = Unit(replica, config, lambda: Claim(5, 4))  # type: ignore[arg-type]
@@ -52,6 +52,10 @@ def test_what_failed_may_be_tried_again_after_a_minute_or_when_an_operator_forgi
         unit.forgiven = False
     with mock.patch("time.monotonic", return_value=100.0 + RETRY_AFTER):
         assert unit.phase is PHASE.ABSENT
+
+
+def test_what_failed_may_be_tried_again_when_its_file_is_another():
+    assert make(STATE.FAILED, changed_at=1e12, renewed=True).phase is PHASE.ABSENT
 
 
 def test_a_server_that_may_still_have_its_model_is_unknown_and_nowhere_but_where_it_was():

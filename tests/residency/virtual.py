@@ -52,3 +52,29 @@ async def until(condition: Callable[[], Any], what: str, limit: float = 120.0) -
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit:g} s: {what}"
         await asyncio.sleep(_LOOK_EVERY)
+
+
+class VirtualRunner:
+    """The same for tests that act step by step: between two of them no time passes. ``close`` it."""
+
+    def __init__(self) -> None:
+        self.clock = _Clock()
+        self._complaints: list[Any] = []
+        self._runner = asyncio.Runner(loop_factory=self._make_loop)
+
+    def _make_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.SelectorEventLoop(_Selector(self.clock))
+        loop.set_exception_handler(lambda _, context: self._complaints.append(context))
+        return loop
+
+    def run(self, main: Coroutine[Any, Any, Any]) -> Any:
+        with mock.patch.object(time, "monotonic", self.clock), mock.patch.object(time, "monotonic_ns", self._in_ns):
+            result = self._runner.run(main)
+        assert not self._complaints, self._complaints
+        return result
+
+    def _in_ns(self) -> int:
+        return int(self.clock() * 1e9)
+
+    def close(self) -> None:
+        self._runner.close()

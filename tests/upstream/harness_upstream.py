@@ -19,7 +19,7 @@ from slimproc.upstream.replicas import UpstreamLimits, Upstreams
 from slimproc.upstream.slot import UpstreamSlot
 from tests.fakes import LIMIT, eventually
 
-HASTE = Pace(loading=0.01, serving=0.02, draining=0.01, between=0.02, stuck=0.02, given_up=0.2)
+HASTE = Pace(loading=0.01, serving=0.02, draining=0.01, between=0.02, stuck=0.02, given_up=0.2, settle=0.4)
 
 
 class UpstreamKeeper:

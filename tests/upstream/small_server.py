@@ -1,7 +1,7 @@
 """A program that serves HTTP on a port that it is told, for tests of servers that we start. Arguments: the port, then
 
 ``children`` (start two more processes, one of them in a session of its own), ``stubborn`` (ignore SIGTERM), ``deaf`` (serve
-nothing), ``slow`` (answer 503 for a while), ``leave`` (end the first process, which leaves the others), ``fork`` (leave a server behind
+nothing), ``slow`` (answer 503 for a while), ``late`` (bind its port after a while), ``apart`` (serve in a session of its own), ``leave`` (end the first process, which leaves the others), ``fork`` (leave a server behind
 and end well), ``exit N`` (say why and exit with N). It writes one line to each of its outputs, and answers its environment, arguments
 and open descriptors to any GET.
 """
@@ -55,7 +55,11 @@ def main(port: int, *manners: str) -> None:
     if "fork" in manners:
         subprocess.Popen([sys.executable, __file__, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return
-    if "deaf" in manners:
+    if "late" in manners:
+        time.sleep(0.5)
+    if "apart" in manners:
+        subprocess.Popen([sys.executable, __file__, str(port)], start_new_session=True)
+    if "deaf" in manners or "apart" in manners:
         time.sleep(3600)
     if "slow" in manners:
         Handler.ready_at = time.monotonic() + 0.3

@@ -9,7 +9,8 @@ As a process of its own (for tests of a whole server): ``with standin_process(lo
 also ``state``.
 
 Inference is any other path. It answers the body as it comes, with what it got in ``X-Method``, ``X-Path``, ``X-Query``
-and, as JSON, in ``X-Headers``; its query may say otherwise: ``count=1`` (answer the number of bytes), ``chunks=N`` (answer
+and, as JSON, in ``X-Headers``; its query may say otherwise: ``count=1`` (answer the number of bytes), ``parts=1`` (read a form, and answer name, file name, type, size and SHA-256 of each of
+its parts), ``chunks=N`` (answer
 ``chunk 0\\n`` … instead of the body), ``delay=S`` (seconds before each of these, or before the answer), ``status=N``,
 ``cut=N`` (break off after N chunks). ``GET /health`` is 200 while ``Script.healthy``.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import subprocess
 import sys
@@ -77,6 +79,8 @@ class StandIn:
         self.counts = Counts()
         self.residency: str | None = None
         """Overrides what follows from the state."""
+        self.while_loading = "unknown"
+        """The residency that it tells while it loads."""
         self.state = state
         self.last_error: dict[str, str] | None = None
         self.active = 0
@@ -151,7 +155,8 @@ class StandIn:
     # --- the control contract -----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        residency = {"unloaded": "not_resident", "ready": "resident"}.get(self.state, "unknown")
+        known = {"unloaded": "not_resident", "ready": "resident", "loading": self.while_loading}
+        residency = known.get(self.state, "unknown")
         return {
             "state": self.state,
             "residency": self.residency or residency,
@@ -216,7 +221,7 @@ class StandIn:
 
     async def _change_script(self, request: web.Request) -> web.Response:
         for key, value in (await request.json()).items():
-            target = self if key in ("state", "residency") else self.script
+            target = self if key in ("state", "residency", "while_loading") else self.script
             assert hasattr(target, key), key
             setattr(target, key, tuple(value) if isinstance(value, list) else value)
         return web.json_response({})
@@ -250,7 +255,11 @@ class StandIn:
         answer.content_type = request.content_type
         if chunks < 0 and delay:
             await asyncio.sleep(delay)
-        if chunks >= 0 or "count" in options:
+        if "parts" in options:
+            parts = await _read_parts(request)
+            await answer.prepare(request)
+            await answer.write(json.dumps(parts).encode())
+        elif chunks >= 0 or "count" in options:
             size = 0
             async for piece in request.content.iter_any():
                 size += len(piece)
@@ -271,6 +280,17 @@ class StandIn:
             request.transport.abort()
         await answer.write_eof()
         return answer
+
+
+async def _read_parts(request: web.Request) -> list[tuple[str | None, str | None, str | None, int, str]]:
+    found = []
+    async for part in await request.multipart():
+        size, digest = 0, hashlib.sha256()
+        while piece := await part.read_chunk(1 << 18):
+            size += len(piece)
+            digest.update(piece)
+        found.append((part.name, part.filename, part.headers.get("Content-Type"), size, digest.hexdigest()))
+    return found
 
 
 def _refuse(status: int, code: str) -> web.Response:

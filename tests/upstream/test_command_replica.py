@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
 import os
 import signal
 import sys
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 
 from slimproc.config.upstream import Command
 from slimproc.replicas.states import ReplicaState
-from slimproc.upstream import guard, ports
+from slimproc.upstream import guard
 from tests.fakes import eventually, looped
 from tests.upstream.harness_upstream import UpstreamKeeper
 
@@ -50,17 +48,6 @@ async def ask(url: str) -> dict[str, Any]:
             return json.loads(answer.read())
 
     return await asyncio.to_thread(read)
-
-
-class Stranger(http.server.BaseHTTPRequestHandler):
-    """Answers 200 to everything."""
-
-    def do_GET(self) -> None:  # the base class calls it so
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 # --- coming up --------------------------------------------------------------------------------------------------------
@@ -168,41 +155,6 @@ async def test_a_command_that_is_not_there_fails_for_good_and_by_name(name):
         await keeper.until(S.FAILED)
         assert name in keeper.replica.reason
         assert keeper.states == [S.STOPPED, S.STARTING, S.BACKOFF, S.FAILED]
-
-
-@looped
-async def test_a_stranger_on_its_port_is_not_taken_for_it(monkeypatch):
-    """The stranger answers 200 to everything; our server finds its port taken and ends."""
-
-    class Stranger(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the base class calls it so
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
-        threading.Thread(target=stranger.serve_forever, daemon=True).start()
-        monkeypatch.setattr(ports, "free_port", lambda: stranger.server_port)
-        async with UpstreamKeeper(command()) as keeper:
-            keeper.replica.ask_start()
-            await eventually(lambda: S.BACKOFF in keeper.states, "it fails")
-            assert S.READY not in keeper.states
-            assert "in use" in keeper.replica.reason
-        stranger.shutdown()
-
-
-@looped
-async def test_a_server_in_a_container_need_not_own_its_port(monkeypatch, caplog):
-    """What listens is not among its processes, and it lives on: that is said, and taken for its own."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as runtime:
-        threading.Thread(target=runtime.serve_forever, daemon=True).start()
-        monkeypatch.setattr(ports, "free_port", lambda: runtime.server_port)
-        async with UpstreamKeeper(command("deaf")) as keeper:
-            await keeper.start()
-        assert any("no process of its own" in record.getMessage() for record in caplog.records)
-        runtime.shutdown()
 
 
 # --- its end ----------------------------------------------------------------------------------------------------------

@@ -146,6 +146,37 @@ async def test_two_servers_of_a_model_share_one_prepare(tmp_path):
 
 
 @looped
+async def test_a_run_for_which_another_waits_outlives_who_is_let_go(tmp_path):
+    one, two = StandIn(port=closed_port()), StandIn(port=closed_port())
+    argv = script(tmp_path, f"echo run >> {tmp_path}/runs; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done")
+    async with UpstreamKeeper(remote(one.url, two.url, prepare=argv)) as keeper:
+        first, second = keeper.replicas
+        for replica in keeper.replicas:
+            replica.ask_start()
+        await eventually((tmp_path / "runs").exists, "it runs")
+        await eventually(lambda: second.life and second.life._loading.preparing, "both wait for it")
+        first.ask_stop(0.0, 1.0, leave=True)
+        await keeper.until(S.STOPPED)
+        (tmp_path / "go").touch()
+        async with two:
+            await eventually(lambda: second.serving, "the other one serves")
+        assert (tmp_path / "runs").read_text() == "run\n"
+
+
+@looped
+async def test_a_run_for_which_nobody_else_waits_is_killed_when_its_server_is_let_go(tmp_path):
+    url = f"http://127.0.0.1:{closed_port()}"
+    argv = script(tmp_path, f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 3600")
+    async with UpstreamKeeper(remote(url, prepare=argv)) as keeper:
+        keeper.replica.ask_start()
+        await eventually((tmp_path / "pid").exists, "it prepares")
+        process = psutil.Process(int((tmp_path / "pid").read_text()))
+        keeper.replica.ask_stop(0.0, 1.0, leave=True)
+        await keeper.until(S.STOPPED)
+        await eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it is gone")
+
+
+@looped
 async def test_a_stop_while_it_prepares_does_not_wait_for_it(tmp_path):
     url = f"http://127.0.0.1:{closed_port()}"
     async with UpstreamKeeper(remote(url, prepare=script(tmp_path, f"touch {tmp_path}/ran; sleep 3600"))) as keeper:

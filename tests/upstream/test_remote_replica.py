@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -83,15 +84,60 @@ async def test_a_load_that_fails_is_told_at_once_with_the_servers_reason_and_not
         assert keeper.replica.reason == ""
 
 
+@pytest.mark.parametrize("residency", ["unknown", "resident", "not_resident"])
 @looped
-async def test_a_load_that_outlives_its_limit_has_failed_and_keeps_its_hold():
+async def test_a_load_that_outlives_its_limit_has_failed_and_keeps_its_hold(residency):
+    """Whatever it says of its memory: who loads may take it at any moment."""
     async with StandIn(load_time=3600) as server, UpstreamKeeper(remote(server.url), load_timeout=0.2) as keeper:
+        server.while_loading = residency
         keeper.replica.ask_start()
         await keeper.until(S.FAILED)
         assert "did not load within 0.2 s" in keeper.replica.reason
         await turns(50)
         assert server.loads == 1, "nothing is tried again by itself"
         assert keeper.replica.remains == "its server is loading"
+
+
+@looped
+async def test_a_server_that_goes_silent_in_its_load_keeps_its_hold_until_it_says_that_it_is_unloaded():
+    """Neither the load is answered nor any status, and the last word before was that it had nothing in memory."""
+    async with (
+        StandIn(load_time=3600, load_waits=True) as server,
+        UpstreamKeeper(remote(server.url), load_timeout=0.3, status_timeout=0.05) as keeper,
+    ):
+        await keeper.until_seen("unloaded")
+        keeper.replica.ask_start()
+        await eventually(lambda: server.loads, "it loads")
+        server.script.status_time = 3600
+        await keeper.until(S.FAILED)
+        await keeper.until_seen("unknown")
+        assert "did not answer" in keeper.replica.remains
+        server.script.status_time, server.state = 0.0, "unloaded"
+        await eventually(lambda: not keeper.replica.remains, "its word counts again")
+
+
+@looped
+async def test_a_server_that_says_unloaded_while_the_answer_to_its_load_is_due_is_not_believed():
+    """It tells what was before it heard of the load."""
+    async with (
+        StandIn(load_time=3600, load_waits=True) as server,
+        UpstreamKeeper(remote(server.url)) as keeper,
+    ):
+        await keeper.until_seen("unloaded")
+        server.script.status_answer = json.dumps(server.describe())
+        keeper.replica.ask_start()
+        await eventually(lambda: server.loads, "it loads")
+        before = server.counts.statuses
+        await eventually(lambda: server.counts.statuses > before + 3, "it is asked")
+        assert keeper.replica.remains
+
+
+@looped
+async def test_a_load_that_the_server_refuses_leaves_no_doubt_of_its_memory():
+    async with StandIn(load_refused=(500, "BROKEN")) as server, UpstreamKeeper(remote(server.url)) as keeper:
+        keeper.replica.ask_start()
+        await keeper.until(S.FAILED)
+        assert keeper.replica.remains == ""
 
 
 @looped
@@ -126,6 +172,7 @@ async def test_a_server_that_dies_while_it_loads_is_known_at_once():
         await server.die()
         await eventually(lambda: S.BACKOFF in keeper.states or keeper.replica.state is S.FAILED, "its death is known")
         assert keeper.replica.load_failed
+        assert keeper.replica.remains, "nobody has said that its memory is free"
         assert "cannot be reached" in keeper.replica.reason
 
 

@@ -69,6 +69,7 @@ async def test_an_unload_that_outlives_its_limit_has_failed_and_ends_when_the_se
         await eventually(lambda: keeper.replica.unload_failed, "it has failed")
         assert failures == [keeper.replica]
         assert "not unloaded within 0.1 s" in keeper.replica.unload_failed
+        server.residency = "not_resident"  # which counts for nothing while it is unloading
         await turns(50)
         assert keeper.replica.state is S.STOPPING, "it keeps its hold"
         server.state = "unloaded"

@@ -16,6 +16,7 @@ from slimproc.cli.measuring import high_water
 from slimproc.cli.measuring.failures import CannotMeasure
 from slimproc.residency.probes import processes
 from slimproc.residency.probes.host import sample_host
+from slimproc.residency.probes.shares import Bytes, Shares, doubtful
 from slimproc.residency.views import HOST, DeviceSample, Sample
 
 MIB = 1 << 20
@@ -55,6 +56,7 @@ class Meter:
     def __init__(self, device: str, *, counts_mapped: bool, tell: Callable[[Iterable[int]], None]) -> None:
         self._device = device
         self._counts_mapped = counts_mapped
+        self._shares = Shares()
         self._tell = tell
         self._leader: int | None = None
         self._news = asyncio.Event()
@@ -83,7 +85,8 @@ class Meter:
         """Read the host until cancelled."""
         while self._device == HOST:
             taken = time.monotonic()
-            self._take(taken, sample_host(() if self._leader is None else {self._leader}, None))
+            leaders = () if self._leader is None else {self._leader}
+            self._take(taken, sample_host(leaders, None, of_tree=self._shares.of_tree))
             await asyncio.sleep(_EVERY)
 
     def _take(self, taken: float, device: DeviceSample) -> None:
@@ -136,8 +139,9 @@ class Meter:
         seconds = time.monotonic() - self._began
         await self.read()
         above = max(0, self._used - (self.baseline or 0))
-        if self._exact and self._marks:
-            self._own = max(self._own, high_water.high_water(self._tree()))
+        tree = self._tree()
+        if self._exact and self._marks and not doubtful(tree):  # else the sum would count what they share several times
+            self._own = max(self._own, high_water.high_water(tree))
         # A driver that shows the processes of others only attributes nothing, and yet the bytes are in use.
         hidden = not self._told or (self._own == 0 and self._device != HOST and above > _NOISE)
         whole = self._leader is None or hidden
@@ -153,9 +157,8 @@ class Meter:
         """What counts is all that is resident, of which the kernel keeps the highest."""
         return self._device == HOST and self._counts_mapped and self._leader is not None
 
-    def _tree(self) -> list[int]:
-        assert self._leader is not None
-        return [*processes.read({self._leader}).leader_of]
+    def _tree(self) -> dict[int, Bytes]:
+        return {} if self._leader is None else processes.by_process(self._leader)
 
     # --- between them -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 from slimproc.residency.probes import host, processes
 from slimproc.residency.probes.lines import ABSENT, EXIT_ANEW, Line, decode_watch, encode
 from slimproc.residency.probes.nvml import Gpus, NeedsNewProcess
+from slimproc.residency.probes.shares import Shares
 from slimproc.residency.views import HOST
 
 _BUSY: Final = 0.25
@@ -71,11 +72,12 @@ class Front:
 
 def run(front: Front, gpus: Gpus, host_limit: int | None) -> NoReturn:
     """Sample until FrontGone or NeedsNewProcess is raised."""
+    shares = Shares()
     while True:
         began = time.monotonic()
         interval = _BUSY
         if front.takes:
-            line = sample(front.leaders, gpus, host_limit)
+            line = sample(front.leaders, gpus, host_limit, shares)
             front.write(encode(line))
             if not front.leaders and line.driver == ABSENT:
                 interval = _IDLE
@@ -85,10 +87,11 @@ def run(front: Front, gpus: Gpus, host_limit: int | None) -> NoReturn:
                 due = min(due, began + _SHORTEST)
 
 
-def sample(leaders: frozenset[int], gpus: Gpus, host_limit: int | None) -> Line:
+def sample(leaders: frozenset[int], gpus: Gpus, host_limit: int | None, shares: Shares) -> Line:
     """Taken when it was begun: nothing that came later is certain to be in it."""
     taken = time.monotonic()
-    trees = processes.read(leaders)
+    shares.keep(leaders)
+    trees = processes.read(leaders, shares.of_tree)
     machine = host.sample_with(trees, host_limit)
     reading = gpus.sample(trees, machine)
     return Line(taken, {HOST: machine, **reading.devices}, reading.driver, reading.unnamed)

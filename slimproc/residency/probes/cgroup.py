@@ -20,15 +20,19 @@ class Limit(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """How one version calls its files. ``inactive``: the line of memory.stat with the page cache that goes first."""
+    """How one version calls its files. ``cache``: the lines of memory.stat with pages of files that the kernel can drop.
+    (Shared memory is no such file, and not in them.)
+    """
 
     limits: tuple[str, ...]
     usage: str
-    inactive: bytes
+    cache: frozenset[bytes]
 
 
-_V2: Final = _Names(("memory.max", "memory.high"), "memory.current", b"inactive_file")
-_V1: Final = _Names(("memory.limit_in_bytes",), "memory.usage_in_bytes", b"total_inactive_file")
+_V2: Final = _Names(("memory.max", "memory.high"), "memory.current", frozenset({b"active_file", b"inactive_file"}))
+_V1: Final = _Names(
+    ("memory.limit_in_bytes",), "memory.usage_in_bytes", frozenset({b"total_active_file", b"total_inactive_file"})
+)
 
 
 def limits(root: Path = Path("/")) -> list[Limit]:
@@ -41,8 +45,9 @@ def limits(root: Path = Path("/")) -> list[Limit]:
         total = min((limit for limit in given if limit is not None), default=_UNLIMITED)
         usage = _number(f"{folder}/{names.usage}") if total < _UNLIMITED else None
         if usage is not None:
-            # What a file left in the page cache counts as used, and yet the kernel would rather drop it than refuse us.
-            used = max(0, usage - _inactive(f"{folder}/memory.stat", names.inactive))
+            # Pages of files count as used, and yet the kernel would rather drop them than refuse us. Those of a model
+            # that is in use are active; they are given back as well, as MemAvailable does: the ledger takes files off itself.
+            used = max(0, usage - _cache(f"{folder}/memory.stat", names.cache))
             found.append(Limit(total, max(0, total - used)))
     return found
 
@@ -76,13 +81,14 @@ def _number(file: str) -> int | None:
     return None
 
 
-def _inactive(file: str, name: bytes) -> int:
+def _cache(file: str, names: frozenset[bytes]) -> int:
+    found = 0
     with contextlib.suppress(OSError, ValueError):
         for line in _read(file).splitlines():
             key, _, value = line.partition(b" ")
-            if key == name:
-                return int(value)
-    return 0
+            if key in names:
+                found += int(value)
+    return found
 
 
 def _read(file: str) -> bytes:

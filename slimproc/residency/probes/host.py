@@ -11,15 +11,19 @@ from collections.abc import Collection
 from pathlib import Path
 
 from slimproc.residency.probes import cgroup, processes
-from slimproc.residency.probes.processes import Trees
+from slimproc.residency.probes.processes import OfTree, Trees
+from slimproc.residency.probes.shares import Shares
 from slimproc.residency.views import DeviceSample
 
 
-def sample_host(leaders: Collection[int], host_limit: int | None, *, root: Path = Path("/")) -> DeviceSample:
+def sample_host(
+    leaders: Collection[int], host_limit: int | None, *, of_tree: OfTree | None = None, root: Path = Path("/")
+) -> DeviceSample:
     """The host now. ``leaders``: of the process trees that are ours. ``host_limit``: bytes that all of them together may
-    have. ``root``: where proc and sys are.
+    have. ``of_tree``: see ``processes``; None: the kernel is asked, which may take some tenths of a second.
+    ``root``: where proc and sys are.
     """
-    return sample_with(processes.read(leaders), host_limit, root=root)
+    return sample_with(processes.read(leaders, of_tree or Shares().of_tree), host_limit, root=root)
 
 
 def sample_with(trees: Trees, host_limit: int | None, *, root: Path = Path("/")) -> DeviceSample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import pynvml
 
+from slimproc.residency.probes.faults import LOST, MISMATCH, UNKNOWN
 from slimproc.residency.probes.lines import ABSENT, clip
 from slimproc.residency.probes.processes import Trees
 from slimproc.residency.views import DeviceSample
@@ -18,6 +20,8 @@ from slimproc.residency.views import DeviceSample
 _LOOK_AGAIN: Final = 60.0
 """Seconds until a missing driver, new MIG instances or a faulty GPU are looked for again."""
 _NO_DRIVER: Final = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+_INTEGRATED: Final = frozenset({"gb10", "orin", "thor", "xavier", "tegra"})
+"""Words in the names of GPUs whose memory is the machine's."""
 _LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
 
 
@@ -37,10 +41,10 @@ class _Refused(Exception):
     @property
     def fault(self) -> str:
         if self.code == pynvml.NVML_ERROR_GPU_IS_LOST:
-            return "lost"
+            return LOST
         if self.code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            return "driver_mismatch"
-        return clip(f"unknown: {self}")
+            return MISMATCH
+        return clip(f"{UNKNOWN}: {self}")
 
 
 @dataclass
@@ -135,7 +139,7 @@ class Gpus:
 
     def _sample(self, device: _Device, trees: Trees, host: DeviceSample) -> DeviceSample:
         kind, attributed, free = "gpu", None, 0
-        if device.fault != "lost":  # which stays as it is until another process has seen the GPU well
+        if device.fault != LOST:  # which stays as it is until another process has seen the GPU well
             try:
                 device.fault = ""
                 kind, device.total, free = _memory(device, host)
@@ -184,7 +188,9 @@ def _parts(gpu: Any) -> Iterator[Any]:
 
 def _memory(device: _Device, host: DeviceSample) -> tuple[str, int, int]:
     """Kind, total and free. Never ``used``: drivers disagree on what it counts. A GPU that has no memory of its own
-    answers that this is not supported, and then the host's is what it can use.
+    answers that this is not supported, and then the host's is what it can use. Some of them tell numbers all the same:
+    those are known by name, and the smaller number counts. (NVML has no question for it, so that one of another name
+    is taken for a GPU with memory of its own.)
     """
     try:
         memory = _call("nvmlDeviceGetMemoryInfo", device.handle)
@@ -192,9 +198,12 @@ def _memory(device: _Device, host: DeviceSample) -> tuple[str, int, int]:
         if error.code != pynvml.NVML_ERROR_NOT_SUPPORTED:
             raise
         return "unified", host.total, host.free
-    if memory.total == 0:
+    total, free = int(memory.total), int(memory.free)
+    if total == 0:
         return "unified", host.total, host.free
-    return "gpu", int(memory.total), int(memory.free)
+    if _INTEGRATED & set(re.split(r"[^a-z0-9]+", device.name.lower())):
+        return "unified", min(total, host.total), min(free, host.free)
+    return "gpu", total, free
 
 
 def _attributed(device: _Device, trees: Trees) -> dict[int, int] | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+from slimproc.residency.probes.shares import Bytes, doubtful
 
 _MOST_PROCESSES: Final = 4096
 """Of one tree: a fork bomb must not stop the probe."""
@@ -18,11 +20,8 @@ _PRIVATE: Final = (b"RssAnon:", b"RssShmem:")
 _MAPPED: Final = b"RssFile:"
 
 
-class Bytes(NamedTuple):
-    """``mapped`` are pages of files that are in memory now; the kernel can drop them, and others may share them."""
-
-    private: int
-    mapped: int
+OfTree = Callable[[int, Mapping[int, Bytes]], Bytes]
+"""What a tree has altogether, by its leader and the words of each of its processes, where those may share memory."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +33,28 @@ class Trees:
     leader_of: Mapping[int, int] = field(default_factory=dict)
 
 
-def read(leaders: Collection[int]) -> Trees:
+def read(leaders: Collection[int], of_tree: OfTree) -> Trees:
     """The trees of ``leaders`` at this moment. A leader that is gone is left out."""
     if not _CHILDREN.exists():
         return read_with_psutil(leaders)
     sums: dict[int, Bytes] = {}
     leader_of: dict[int, int] = {}
     for leader in leaders:
-        private = mapped = 0
-        tree = _tree(leader)
-        for pid in tree:
-            mine = _status(f"/proc/{pid}/status")
-            private += mine.private
-            mapped += mine.mapped
-            leader_of[pid] = leader
-        if tree:
-            sums[leader] = Bytes(private, mapped)
+        found = by_process(leader)
+        leader_of |= dict.fromkeys(found, leader)
+        if found:
+            sums[leader] = of_tree(leader, found) if doubtful(found) else _sum(found.values())
     return Trees(frozenset(leaders), sums, leader_of)
+
+
+def by_process(leader: int) -> dict[int, Bytes]:
+    """What each process of a tree says of itself. Linux."""
+    return {pid: _status(f"/proc/{pid}/status") for pid in _tree(leader)}
+
+
+def _sum(found: Iterable[Bytes]) -> Bytes:
+    private, mapped = zip(*found, strict=True)
+    return Bytes(sum(private), sum(mapped))
 
 
 def _tree(leader: int) -> list[int]:

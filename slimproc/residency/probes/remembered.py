@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from slimproc import logs
+from slimproc.residency.probes.faults import in_words
 from slimproc.residency.probes.lines import ABSENT, Line
 from slimproc.residency.views import HOST, DeviceSample
 
@@ -29,13 +30,14 @@ class RememberedGpus:
 
     def devices_of(self, line: Line) -> dict[str, DeviceSample]:
         """All devices at the instant of ``line``, in the driver's order; it is remembered."""
-        devices = dict(line.devices)
+        host = line.devices[HOST]
+        devices = {uuid: self._as_known(uuid, device, host) for uuid, device in line.devices.items()}
         driver = _VANISHED if line.driver == ABSENT and self._known else line.driver
         if driver:
-            devices |= {uuid: _with(gpu, driver) for uuid, gpu in self._known.items() if uuid not in devices}
+            devices |= {uuid: _with(gpu, driver, host) for uuid, gpu in self._known.items() if uuid not in devices}
         for uuid, gpu in self._known.items():
             if gpu.index in line.unnamed and uuid not in devices:
-                devices[uuid] = _with(gpu, line.unnamed[gpu.index])
+                devices[uuid] = _with(gpu, line.unnamed[gpu.index], host)
         self._known = {uuid: device for uuid, device in devices.items() if uuid != HOST}
         numbers = {gpu.index for gpu in self._known.values()}
         strangers = [
@@ -47,10 +49,15 @@ class RememberedGpus:
         self._tell(line)
         return devices
 
-    def silent(self) -> dict[str, DeviceSample]:
-        """All GPUs, at an instant when nobody says anything about them."""
+    def _as_known(self, uuid: str, device: DeviceSample, host: DeviceSample) -> DeviceSample:
+        """A GPU with a fault says less of itself than it did before: it is still what it was."""
+        known = self._known.get(uuid)
+        return _with(known, device.fault, host) if known is not None and device.fault else device
+
+    def silent(self, host: DeviceSample) -> dict[str, DeviceSample]:
+        """All GPUs, at an instant when nobody says anything about them; ``host`` is the host at that instant."""
         self._tell_faults(dict.fromkeys(self._known, SILENT))
-        return {uuid: _with(gpu, SILENT) for uuid, gpu in self._known.items()}
+        return {uuid: _with(gpu, SILENT, host) for uuid, gpu in self._known.items()}
 
     # --- what people are told, once a change -----------------------------------------------------------------------
 
@@ -59,7 +66,9 @@ class RememberedGpus:
             if line.driver == ABSENT and self._told is None:
                 log.info("no NVIDIA driver: there is only the host's memory")
             elif line.driver:
-                log.warning("the NVIDIA driver does not answer: nothing is loaded on a GPU", fault=line.driver)
+                log.warning(
+                    "the NVIDIA driver does not answer: nothing is loaded on a GPU", fault=in_words(line.driver)
+                )
             elif self._told is not None:
                 log.info("the NVIDIA driver answers", gpus=len(line.devices) - 1)
             self._told = line.driver
@@ -69,11 +78,13 @@ class RememberedGpus:
     def _tell_faults(self, faults: dict[str, str]) -> None:
         for device, fault in faults.items():
             if self._faults.get(device) != fault:
-                log.warning("nothing is loaded on this GPU", device=device, fault=fault)
+                log.warning("nothing is loaded on this GPU", device=device, fault=in_words(fault))
         for device in self._faults.keys() - faults.keys():
             log.info("nothing is wrong with this GPU any more", device=device)
         self._faults = faults
 
 
-def _with(gpu: DeviceSample, fault: str) -> DeviceSample:
-    return replace(gpu, free=0, attributed=None, fault=fault)
+def _with(gpu: DeviceSample, fault: str, host: DeviceSample) -> DeviceSample:
+    """Nobody knows what is free on it; but of memory that it shares with the host, the host's word is enough."""
+    free, total = (host.free, host.total) if gpu.kind == "unified" else (0, gpu.total)
+    return replace(gpu, total=total, free=free, attributed=None, fault=fault)
