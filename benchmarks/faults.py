@@ -1,4 +1,4 @@
-"""S16: what each kind of fault costs in time: death, hang, disconnect, deadline, the front's own end.
+"""S16: what each kind of fault costs in time: death, hang, disconnect, slow reader, deadline, renderer, the front's own end.
 
 python benchmarks/faults.py [--runs 5] [--quick]
 """
@@ -6,10 +6,12 @@ python benchmarks/faults.py [--runs 5] [--quick]
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
+import statistics
 import struct
 import sys
 import tempfile
@@ -30,26 +32,35 @@ LIMITS_MS = {
     "death to the last error event": 1000.0,
     "death to READY, beyond the load": 1000.0,
     "hang to kill, beyond stall_timeout": 2000.0,
+    "death of another replica, p99 gap of a stream": 0.0,
     "disconnect to its slot freed": 200.0,
+    "unread stream to its slot freed": 1000.0,
+    "unread stream, p99 gap of another": 0.0,
+    "renderers killed to a chat's answer": 1000.0,
     "deadline overshoot in the queue": 100.0,
     "deadline overshoot in prefill": 100.0,
     "deadline overshoot in mid-stream": 100.0,
     "front killed to its engines gone": 1000.0,
+    "front killed to the next one's answer": 5000.0,
     "SIGTERM to exit, beyond shutdown_timeout": 2000.0,
 }
-"""What is promised of each, in milliseconds."""
+"""What is promised of each, in milliseconds; 0: less than twice what it is without the fault."""
+GAPS_FOR = 1.0
+"""Seconds in which a stream's gaps are looked at, before a fault and from it on."""
+_UNREAD = '!fake {"tokens": ["' + "x" * 4000 + '"], "repeat": 100000}'
+_CHAT = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
 _PACE = '!fake {"token_latency": 0.002}'
 _PREFILL = '!fake {"prefill_steps": 100000, "prefill_latency": 0.002}'
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[peers.Slimproc]:
-    model = {"backend": "fake", "slots": STREAMS, "context": 1_000_000, "replicas": 1}
+def serving(*, port: int = 0, replicas: int = 1) -> Iterator[peers.Slimproc]:
+    model = {"backend": "fake", "slots": STREAMS // replicas, "context": 1_000_000, "replicas": replicas}
     config = {"stall_timeout": STALL_TIMEOUT, "shutdown_timeout": SHUTDOWN_TIMEOUT, "models": {"fake": model}}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(json.dumps(config))  # which is YAML
         file.flush()
-        with peers.running(peers.Slimproc("--config", file.name)) as server:
+        with peers.running(peers.Slimproc("--config", file.name, port=port)) as server:
             assert isinstance(server, peers.Slimproc)
             yield server
 
@@ -75,6 +86,89 @@ def hang(server: peers.Slimproc) -> dict[str, float]:
     stream.sock.close()
     peers.wait_until(lambda: server.replica()["state"] == "ready", "it is ready again")
     return {"hang to kill, beyond stall_timeout": (took - STALL_TIMEOUT) * 1000}
+
+
+def _gaps(stream: Stream, seconds: float) -> list[float]:
+    """Milliseconds between two pieces of it that came."""
+    found: list[float] = []
+    last, end = time.monotonic(), time.monotonic() + seconds
+    while last < end:
+        stream.take()
+        now = time.monotonic()
+        found.append((now - last) * 1000)
+        last = now
+    return found
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[-1]
+
+
+def bystander() -> dict[str, float]:
+    """Another replica's stream, when an engine dies beside it; also what its gaps were before."""
+    with serving(replicas=2) as server:
+        streams = [Stream(server.port, _PACE) for _ in range(2)]
+        lost = server.admin("GET", "/admin/replicas")["replicas"][0]
+        kept = streams[1]
+        before = _p99(_gaps(kept, GAPS_FOR))
+        os.kill(lost["pid"], signal.SIGKILL)
+        try:
+            after = _p99(_gaps(kept, GAPS_FOR))
+        except RuntimeError:  # it was this one's engine
+            kept = streams[0]
+            after = _p99(_gaps(kept, GAPS_FOR))
+        for stream in streams:
+            stream.sock.close()
+    return {"death of another replica, p99 gap of a stream": after, "p99 gap before a death": before}
+
+
+def unread(server: peers.Slimproc) -> dict[str, float]:
+    """A client that takes nothing: from when its sequence is seen to run, until it is seen no more. All that the buffers
+    take is made in between.
+    """
+    other = Stream(server.port, _PACE)
+    with contextlib.closing(other.sock):
+        before = _p99(_gaps(other, GAPS_FOR))
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        body = json.dumps({"prompt": _UNREAD, "max_tokens": 100_000, "stream": True}).encode()
+        deaf.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        began = time.monotonic()
+        gaps: list[float] = []
+        peers.wait_until(lambda: server.replica()["sequences"] == 2, "the unread one runs, too")
+        while server.replica()["sequences"] > 1:
+            if time.monotonic() - began > peers.LIMIT:
+                raise RuntimeError("nobody drops a stream that is not read")
+            gaps += _gaps(other, 0.05)
+        took = time.monotonic() - began
+        gaps += _gaps(other, GAPS_FOR)
+        deaf.close()
+    return {
+        "unread stream to its slot freed": took * 1000,
+        "unread stream, p99 gap of another": _p99(gaps),
+        "p99 gap before an unread stream": before,
+    }
+
+
+def renderers(server: peers.Slimproc) -> dict[str, float]:
+    """Both at once, and a chat which comes then."""
+    children = psutil.Process(server.process.pid).children()
+    for child in children:
+        if "slimproc.chat.renderer" in child.cmdline():
+            child.kill()
+    killed = time.monotonic()
+    while _status(server.port, "/v1/chat/completions", _CHAT) != 200:
+        if time.monotonic() - killed > peers.LIMIT:
+            raise RuntimeError("no renderer comes back")
+    return {"renderers killed to a chat's answer": (time.monotonic() - killed) * 1000}
+
+
+def _status(port: int, path: str, body: bytes) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=peers.LIMIT)
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        return connection.getresponse().status
 
 
 def disconnect(server: peers.Slimproc) -> dict[str, float]:
@@ -134,7 +228,17 @@ def front_death() -> dict[str, float]:
                 raise RuntimeError(f"these outlived their front: {children}")
         took = time.monotonic() - killed
         stream.sock.close()
-    return {"front killed to its engines gone": took * 1000}
+        port = server.port
+    return {"front killed to its engines gone": took * 1000, "front killed to the next one's answer": _next_front(port)}
+
+
+def _next_front(port: int) -> float:
+    """Milliseconds from the start of a front in the place of one that was killed to a request that it has served."""
+    began = time.monotonic()
+    with serving(port=port) as server:
+        if _status(server.port, "/v1/completions", b'{"prompt": "hi", "max_tokens": 1}') != 200:
+            raise RuntimeError("the next front does not serve")
+        return (time.monotonic() - began) * 1000
 
 
 def orderly_end() -> dict[str, float]:
@@ -156,8 +260,15 @@ def orderly_end() -> dict[str, float]:
     return {"SIGTERM to exit, beyond shutdown_timeout": (took - SHUTDOWN_TIMEOUT) * 1000}
 
 
-WITHIN: tuple[Callable[[peers.Slimproc], dict[str, float]], ...] = (death, hang, disconnect, deadlines)
-OF_THE_SERVER: tuple[Callable[[], dict[str, float]], ...] = (front_death, orderly_end)
+WITHIN: tuple[Callable[[peers.Slimproc], dict[str, float]], ...] = (
+    death, hang, disconnect, unread, renderers, deadlines,
+)  # fmt: skip
+OF_THE_SERVER: tuple[Callable[[], dict[str, float]], ...] = (bystander, front_death, orderly_end)
+WITHOUT = {
+    "death of another replica, p99 gap of a stream": "p99 gap before a death",
+    "unread stream, p99 gap of another": "p99 gap before an unread stream",
+}
+"""What a gap is held against."""
 
 
 def measure(options: Options) -> list[Comparison]:
@@ -173,19 +284,24 @@ def measure(options: Options) -> list[Comparison]:
         for end in OF_THE_SERVER:
             ends |= end()
         runs.append({"run": number} | ends)
-    return [
-        Comparison(label, "ms", {"slimproc": [run[label] for run in runs if label in run]}, limit, True, "", runs)
-        for label, limit in LIMITS_MS.items()
-    ]
+    return [_comparison(label, limit, runs) for label, limit in LIMITS_MS.items()]
+
+
+def _comparison(label: str, limit: float, runs: list[dict[str, Any]]) -> Comparison:
+    seen = {"slimproc": [run[label] for run in runs if label in run]}
+    if not limit:
+        seen["without the fault"] = [run[WITHOUT[label]] for run in runs if label in run]
+        limit = 0.5  # of a ratio that is above 1 where the fault makes nothing slower
+    return Comparison(label, "ms", seen, limit, True, "", runs)
 
 
 SCENARIOS = [
     Scenario(
         "faults",
         "S16",
-        "what faults cost in time: a death, a hang, a disconnect, deadlines, the front's end",
+        "what faults cost in time: a death, a hang, a disconnect, an unread stream, deadlines, the front's end",
         f"by the client's clock, on the fake backend with {STREAMS} slots: an engine gets SIGKILL, and SIGSTOP, in "
-        "mid-stream; a client resets its connection; deadlines pass in the queue, in prefill and in mid-stream; the front "
+        "mid-stream; a client resets its connection, another reads nothing; both renderers are killed; deadlines pass in the queue, in prefill and in mid-stream; the front "
         "gets SIGKILL, and SIGTERM with streams that take longer than they may. What a setting asks to be waited for is "
         "taken off. The worst of all is held against what is promised.",
         "the time that a real model's load takes, and steps of a real model, which end a cancelled sequence only between two.",

@@ -46,6 +46,9 @@ class Breaker:
             for ask in fault.asks:
                 self._send(ask)
             return fault.model
+        if fault.kind == "reload":
+            self._serving.process.send_signal(signal.SIGHUP)
+            return "configuration"
         if fault.kind in ("load", "unload"):
             status, _ = await self._serving.ask("POST", f"/admin/models/{fault.model}/{fault.kind}", admin=True)
             return fault.model if status == 202 else ""

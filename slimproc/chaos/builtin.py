@@ -24,7 +24,7 @@ def builtin() -> dict[str, Any]:
         "keepalive_after": 2,
         "shutdown_timeout": 5,
         "models": {
-            "pair": _fake(300, replicas=2, slots=3, max_queue=6, fake={"load_time": 0.1}),
+            "pair": _fake(300, replicas=2, slots=3, max_queue=6, on_crash="resume", fake={"load_time": 0.1}),
             "other": _fake(350, slots=2, max_queue=4, fake={"load_time": 0.2, "unload_time": 0.1}),
             "large": _fake(700, slots=2, max_queue=4, ttl=3, fake={"load_time": 0.3, "unload_time": 0.1}),
             "stubborn": _fake(400, slots=2, max_queue=4, fake={"ignore_sigterm": True}),

@@ -37,6 +37,18 @@ def claims(now: Sight, claim: Mapping[str, int]) -> list[Violation]:
     return found
 
 
+def promised(now: Sight, claim: Mapping[str, int]) -> list[Violation]:
+    """As ``claims``, of a server at any moment: whoever lives has its bytes, and no model has them for more than it can be."""
+    found: list[Violation] = []
+    for model, bytes_ in claim.items():
+        states = [state for name, state in now.states if name == model]
+        live, has = sum(state in _LIVE for state in states), now.reserved.get(model, 0)
+        if has % bytes_ or not live * bytes_ <= has <= len(states) * bytes_:
+            what = f"{model}: {has} held for {live} live of {len(states)} replicas of {bytes_}"
+            found.append(Violation("held bytes are live replicas' claims", what))
+    return found
+
+
 def overcommitted(now: Sight) -> list[Violation]:
     """Of a server at any moment: no device has promised more than it has."""
     found: list[Violation] = []

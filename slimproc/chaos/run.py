@@ -146,7 +146,8 @@ class Run:
                 took = time.monotonic() - began
                 problem = "" if status == 200 else f"status {status}"
                 self.resident.append((self.elapsed, self.serving.resident()))
-                self._report(leftovers.overcommitted(await self.serving.metrics()))
+                now = await self.serving.sight()
+                self._report(leftovers.overcommitted(now) + leftovers.promised(now, self.plan.claims))
             except (*_UNREACHABLE, ServerFailed) as error:
                 problem = repr(error)
                 took = time.monotonic() - began
@@ -176,6 +177,7 @@ class Run:
             for kind in ("chat", "completion", "infer") if target.generates else ("embedding",):
                 ask = replace(usual, id=f"w{next(numbers)}", kind=kind, scripted=target.scripted and target.generates)
                 await self._exchange(ask)
+        await self._reach(lambda now: "probe" in now.children.values())  # it starts a second after the server
         return await self._emptied()
 
     async def _calm(self) -> None:

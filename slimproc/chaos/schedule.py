@@ -69,12 +69,16 @@ KINDS: Final = ("completion", "chat", "embedding", "infer", "bad")
 _WEIGHTS: Final = (40, 25, 12, 15, 8)
 FAULTS: Final = (
     "kill", "stop", "segv", "kill_renderer", "kill_probe", "load", "unload", "burst", "die_at", "hang_at", "error_at",
+    "reload", "deaf",
 )  # fmt: skip
-_FAULT_WEIGHTS: Final = (16, 12, 10, 6, 6, 8, 12, 12, 8, 4, 6)
+_FAULT_WEIGHTS: Final = (16, 12, 10, 6, 6, 8, 12, 12, 8, 4, 6, 6, 6)
 _SIGNALS: Final = (4, 6, 9, 11)
 _BURST: Final = 24
 _MUCH: Final = 200
-"""Times that the tokens are repeated to a slow reader: more than any buffer holds."""
+"""Times that the tokens are repeated to a slow reader: more than its own buffer holds."""
+_TOO_MUCH: Final = 1000
+"""The same to a deaf one: more than the server keeps for anybody."""
+_DEAF_FOR: Final = 6.0
 LONG: Final = 100
 """Words of a prompt that some contexts may have no room for."""
 
@@ -102,7 +106,7 @@ def faults_of(seed: int, targets: Sequence[Target], every: float) -> Iterator[Fa
             pick=chance.random(),
             model=target.name,
             lasts=chance.choice((0.2, 1.0, 6.0)),
-            asks=_asks_for(chance, kind, number, target),
+            asks=_asks_for(chance, kind, number, target) if kind != "deaf" else _deaf(number, targets),
         )
         number += 1
 
@@ -118,6 +122,18 @@ def _asks_for(chance: random.Random, kind: str, number: int, target: Target) -> 
         max_tokens=60, trouble=kind, at=at, signal=chance.choice(_SIGNALS),
     )  # fmt: skip
     return (ask,)
+
+
+def _deaf(number: int, targets: Sequence[Target]) -> tuple[Ask, ...]:
+    """One of each model that can say so much: some may be refused."""
+    names = [target.name for target in targets if target.scripted]
+    return tuple(
+        Ask(
+            id=f"f{number}-{place}", kind="completion", model=name, scripted=True, stream=True, tokens=60,
+            repeat=_TOO_MUCH, max_tokens=60 * _TOO_MUCH, latency=0.0, slow=_DEAF_FOR,
+        )
+        for place, name in enumerate(names)
+    )  # fmt: skip
 
 
 def draw(chance: random.Random, name: str, targets: Sequence[Target], *, burst: bool = False) -> Ask:

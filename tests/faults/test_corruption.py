@@ -6,11 +6,9 @@ import mmap
 import random
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
-from slimproc.ipc import wire
 from slimproc.ipc.region import HEADER_BYTES
 from tests.faults.leftovers import Leftovers
 from tests.serving import fake, script, wait_until
@@ -58,34 +56,3 @@ def test_an_engine_whose_ring_is_damaged_is_killed_and_its_stream_told_and_the_n
     assert server.records("an engine is lost", kind="corrupt")
     assert server.complete(script(tokens=["x"])).text == "x"
     leftovers.assert_none()
-
-
-WHOLE = [
-    (wire.decode_report, wire.Progress(0.5)),
-    (wire.decode_report, wire.LoadRefused("no", permanent=True)),
-    (wire.decode_report, wire.Tokenized(1, [1, 2, 3])),
-    (wire.decode_report, wire.Ready(5, wire.ModelInfo(context=64, slots=2, vocab_size=9), 0.5)),
-    (wire.decode_event, wire.Failed(7, "engine_error", "it failed", None)),
-    (wire.decode_step, wire.Step(12345, [wire.Tok(1, "text", 1, 0), wire.Tok(2, "é", 1, 2)])),
-    (wire.decode_command, wire.Submit(rid=1, prompt="hello", max_tokens=3)),
-    (wire.decode_command, wire.Cancel(1)),
-]
-
-
-def test_a_million_damaged_messages_of_every_kind_raise_only_what_their_readers_expect():
-    """Bytes changed, cut off and put in; what still decodes is a message of its type."""
-    chance = random.Random(8)
-    encoded = [(decode, wire.encode(message)) for decode, message in WHOLE]
-    refused = 0
-    for _ in range(1_000_000):
-        decode, message = chance.choice(encoded)
-        data = bytearray(message)
-        for _ in range(chance.randrange(1, 4)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        if chance.random() < 0.2:
-            del data[chance.randrange(len(data)) :]
-        try:
-            decode(bytes(data))
-        except msgspec.MsgspecError:  # for which an engine is killed
-            refused += 1
-    assert refused > 300_000

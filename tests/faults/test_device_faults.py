@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.serving import ServerProcess, script, wait_until
-from tests.standin_nvml import LOST, MISMATCH, StandInNvml
+from tests.standin_nvml import LOST, MISMATCH, UNKNOWN, StandInNvml
 
 pytestmark = pytest.mark.slow
 
 GIB = 1 << 30
+SMALL_SERVER = Path(__file__).parents[1] / "upstream" / "small_server.py"
 
 
 @pytest.fixture
@@ -39,8 +43,22 @@ def ask(server, model, prompt="hi", **fields):
     return server.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 3} | fields)
 
 
+def probes_of(server):
+    """Their pids."""
+    found = set()
+    for child in server.children():
+        with contextlib.suppress(psutil.Error):
+            if "slimproc.residency.probes" in child.cmdline():
+                found.add(child.pid)
+    return found
+
+
 def states(server):
     return {one["model"]: one["state"] for one in server.replicas()}
+
+
+def probe_of(server):
+    return next(child for child in server.children() if "slimproc.residency.probes" in " ".join(child.cmdline()))
 
 
 def held(server, gpu):
@@ -55,12 +73,99 @@ def test_models_of_a_lost_gpu_move_to_one_with_room_and_those_of_others_notice_n
     assert first == {"a": lost.uuid, "b": sound.uuid}, "the first that has room"
     with server.stream("hi", model="b", max_tokens=3000) as stream:
         stream.take(1)
+        engine = psutil.Process(server.replica(0)["pid"])
         lost.fail(LOST)
-        server.kill_engine(0)  # what the driver does to a process whose GPU has fallen off the bus
+        wait_until(lambda: not engine.is_running(), "an engine on a lost GPU is ended, though nobody asks anything")
         assert ask(server, "a").status == 200
         assert len(stream.take(3)) == 3
     assert {one["model"]: one["device"] for one in server.replicas()} == {"a": sound.uuid, "b": sound.uuid}
     assert server.replica(1)["restarts"] == 0
+    assert server.metric("engine_restarts_total", model="a", reason="device_lost") == 1
+    assert server.metric("device_fault", device=lost.uuid, kind="lost") == 1
+    assert server.metric("device_fault", device=sound.uuid, kind="lost") == 0
+    assert server.get("/readyz").json["devices"] == {lost.uuid: "lost"}
+    assert "Traceback" not in server.log
+
+
+def test_a_server_of_a_command_on_a_lost_gpu_is_ended_and_started_on_another(nvml, serve):
+    """It would answer errors for ever, and nobody could tell from outside."""
+    lost, sound = nvml.add_gpu(total=24 * GIB), nvml.add_gpu(total=24 * GIB)
+    memory = {"load_peak": GIB, "inference_peak": GIB}
+    command = {"argv": [sys.executable, str(SMALL_SERVER), "${PORT}"]}
+    server = serve({"c": {"command": command, "inference_path": "/x", "max_body": "1MiB", "memory": memory}})
+
+    assert server.post("/infer?model=c", {}).status == 501, "what that server says to every POST"
+    first = server.replica()
+    assert (first["state"], first["device"]) == ("ready", lost.uuid)
+    process = psutil.Process(first["pid"])
+    lost.fail(LOST)
+    wait_until(lambda: not process.is_running(), "it is ended")
+    assert server.post("/infer?model=c", {}).status == 501
+    assert (server.replica()["state"], server.replica()["device"]) == ("ready", sound.uuid)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["any GPU", "a GPU by name"])
+@pytest.mark.parametrize(
+    ("code", "word", "kind"), [(MISMATCH, "reboot", "driver_mismatch"), (UNKNOWN, "Unknown", "unknown")]
+)
+def test_a_driver_that_is_broken_from_the_start_is_told_of_wherever_somebody_looks(
+    nvml, serve, code, word, kind, named
+):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    nvml.fail_init(code)
+    memory = {"max_sample_age": 2.0} | ({"devices": [gpu.uuid]} if named else {})
+    models = {"a": of_size(6 * GIB)} | ({} if named else {"b": {"backend": "fake", "device": "host"}})
+    server = serve(models, preload=[], memory=memory)
+    wait_until(lambda: "driver" in server.get("/readyz").json, "the driver is known to be broken")
+
+    ready = server.get("/readyz")
+    assert ready.status == 503
+    assert ready.json["status"] == "failed"
+    assert word in ready.json["driver"]
+    assert word in ready.json["models"]["a"]["reason"]
+    refused = ask(server, "a")
+    assert (refused.status, refused.error["code"]) == (503, "service_unavailable")
+    assert word in refused.error["message"]
+    assert server.metric("device_fault", device="driver", kind=kind) == 1
+    assert word in server.log
+    if not named:
+        assert ask(server, "b").status == 200, "what needs no GPU is served"
+
+    nvml.fail_init(0)
+    probe_of(server).kill()  # another looks at once; by itself it looks again in a minute
+    wait_until(lambda: server.get("/readyz").status == 200, "the driver answers")
+    assert ask(server, "a").status == 200
+    assert states(server)["a"] == "ready"
+    assert server.metric("device_fault", device="driver", kind=kind) == 0
+    assert "Traceback" not in server.log
+
+
+def test_where_no_model_wants_a_gpu_a_broken_driver_is_told_of_and_nothing_more(nvml, serve):
+    nvml.add_gpu(total=24 * GIB)
+    nvml.fail_init(MISMATCH)
+    server = serve({"a": {"backend": "fake", "device": "host"}}).wait_ready()
+    wait_until(lambda: "reboot" in server.get("/readyz").json.get("driver", ""), "it is told of")
+    assert server.get("/readyz").status == 200
+    assert ask(server, "a").status == 200
+
+
+def test_a_driver_that_hangs_has_its_probe_replaced_and_costs_no_model_that_is_in_memory_a_token(nvml, serve):
+    gpu = nvml.add_gpu(total=24 * GIB)
+    models = {"a": of_size(6 * GIB, token_latency=0.01), "b": of_size(6 * GIB)}
+    server = serve(models, preload=["a"], memory={"max_sample_age": 1.0}).wait_ready()
+    probes = lambda: probes_of(server)  # noqa: E731
+    before = wait_until(probes, "the probe runs")
+    with server.stream("hi", model="a", max_tokens=3000) as stream:
+        stream.take(1)
+        gpu.hang(60)
+        wait_until(lambda: not server.get("/v1/models").json["gpu"]["fresh"], "it is shown that nothing is known")
+        wait_until(lambda: probes() and not probes() & before, "the silent probe was killed, and there is another")
+        assert ask(server, "b").status == 503
+        assert states(server)["b"] == "stopped"
+        assert len(stream.take(3)) == 3
+    gpu.hang(0)
+    wait_until(lambda: ask(server, "b").status == 200, "it is loaded once the driver answers again")
+    assert server.replica(0)["restarts"] == 0
     assert "Traceback" not in server.log
 
 

@@ -39,16 +39,33 @@ def test_an_engine_that_makes_no_step_is_killed_whatever_it_does_instead_and_the
     leftovers.assert_none()
 
 
-def test_an_engine_that_answers_questions_and_makes_no_step_is_a_hanging_one(serve):
-    """Beats are no progress: what it says of itself in between does not help it."""
-    server = serve(fake(slots=1) | {"stall_timeout": 1})
+def test_an_engine_that_answers_questions_and_steps_but_makes_nothing_is_a_hanging_one(serve):
+    """Beats are no progress: neither steps that come to nothing nor what it says in between help it."""
+    server = serve(fake(slots=1) | {"stall_timeout": 2, "log_json": True})
     leftovers = Leftovers(server)
     pid = server.replica()["pid"]
-    with server.stream(script(hang_at=3, token_latency=0.01)) as stream:
+    with server.stream(script(spin=3, token_latency=0.01)) as stream:
+        stream.take(2)
+        for _ in range(5):
+            assert server.post("/tokenize", {"content": "hi"}).json["tokens"], "it lives, and says so"
+        assert server.replica()["pid"] == pid
         *_, error, done = stream.events()
     assert (error["error"]["code"], done) == ("engine_crashed", "[DONE]")
     wait_until(lambda: not psutil.pid_exists(pid), "it was killed and reaped")
+    assert server.records("an engine is lost", kind="stalled")
     leftovers.assert_none()
+
+
+def test_who_makes_nothing_beside_somebody_who_does_costs_nobody_his_engine(serve):
+    """One sequence that is not served is no reason to end the others: its own deadline is for that."""
+    server = serve(fake(slots=2, context=1_000_000) | {"stall_timeout": 0.5})
+    pid = server.replica()["pid"]
+    with server.stream(script(token_latency=0.01), max_tokens=900_000) as well:
+        well.take(1)
+        headers = {"x-request-timeout": "2"}
+        assert server.begin(script(spin=1), headers=headers).answer().status == 504
+        assert len(well.take(3)) == 3
+    assert (server.replica()["pid"], server.replica()["restarts"]) == (pid, 0)
 
 
 @pytest.mark.slow

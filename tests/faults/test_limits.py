@@ -91,6 +91,7 @@ def test_a_state_directory_that_takes_nothing_is_warned_of_and_serving_goes_on(t
         wait_until(lambda: server.metric("memory_bytes", device="host", kind="held") > 0, "it is seen what it needs")
         wait_until(lambda: server.replica()["state"] == "stopped", "its ttl has passed, so that this is to be kept")
         wait_until(lambda: "a measured profile could not be kept" in server.log, "it is told that it was not")
+        assert server.metric("profile_write_failures_total") >= 1
         assert server.complete("a", max_tokens=2).status == 200
         assert server.stop() == 0
         assert "Traceback" not in server.log

@@ -9,6 +9,7 @@ import pytest
 
 from slimproc.replicas.restart import RestartPolicy
 from tests.fakes import eventually, looped
+from tests.models import scripted, skip_without_llama_cpp
 from tests.replicas.harness import Keeper
 from tests.serving import wait_until
 
@@ -50,3 +51,25 @@ async def test_an_engine_that_was_ready_for_long_and_has_served_begins_with_a_cl
 
             await eventually(forgiven, "it has been ready for long enough")
         assert keeper.replica.statistics().restarts == 4
+
+
+@pytest.mark.slow
+def test_a_model_whose_file_was_missing_or_broken_is_served_when_somebody_asks_after_it_is_there(serve, tmp_path):
+    skip_without_llama_cpp()
+    file = tmp_path / "late.gguf"
+    server = serve({"models": {"late": {"backend": "llama_cpp", "path": str(file)}}, "log_json": True}, wait=False)
+    wait_until(lambda: server.replica()["state"] == "failed", "its load has failed")
+    for _ in range(2):
+        refused = server.complete("hi", max_tokens=1)
+        assert refused.status == 503
+        assert "late.gguf" in refused.error["message"]
+    assert len(server.records("a replica changes", after="starting")) == 1, "it is not tried again in vain"
+
+    file.write_bytes(b"no model")
+    assert server.complete("hi", max_tokens=1).status == 503
+    assert len(server.records("a replica changes", after="starting")) == 2
+    assert server.complete("hi", max_tokens=1).status == 503
+    assert len(server.records("a replica changes", after="starting")) == 2
+
+    scripted(file)
+    assert server.complete("hi", max_tokens=1).status == 200

@@ -19,4 +19,12 @@ def test_a_poison_request_costs_two_engines_and_then_itself_and_who_waited_behin
     assert innocent.answer().text == "served"
     assert server.replica()["restarts"] == 2
     assert len(server.records("generation finished", request_id="poison", outcome="engine_crashed")) == 1
+
+    pid = server.wait_ready().replica()["pid"]
+    again = server.complete(script(die_at=1, signal=int(signal.SIGSEGV)))
+    assert (again.status, again.error["code"]) == (500, "engine_crashed")
+    assert "killed two engines" in again.error["message"]
+    assert server.complete(script(tokens=["served"])).text == "served", "only the same work is refused"
+    assert (server.replica()["pid"], server.replica()["restarts"]) == (pid, 2), "no third engine is charged for it"
+    assert server.metric("rejected_total", reason="poison") == 1
     leftovers.assert_none()
