@@ -18,10 +18,11 @@ from typing import Any
 
 import llama_peers
 import peers
+import usage
 from command import main
 from completions import Ask, complete
 from prompts import prompt
-from scenario import Comparison, Options, Scenario, interleave
+from scenario import Comparison, Options, Place, Scenario, interleave
 
 SLOTS = 16
 CONTEXT = 1024
@@ -66,6 +67,7 @@ def answered(start: Callable[[], peers.Server], load: Load) -> dict[str, Any]:
         before = server.cpu()
         answers, wall = complete(server.port, load.asks, streams=load.streams)
         after = server.cpu()
+        memory = usage.memory(server)
     tokens = sum(answer.completion_tokens for answer in answers)
     return {
         "tokens_per_s": tokens / wall,
@@ -75,6 +77,7 @@ def answered(start: Callable[[], peers.Server], load: Load) -> dict[str, Any]:
         "wall_s": wall,
         "first_token_s": sorted(answer.first_s for answer in answers),
         "cpu_ms_per_token": {name: (after[name] - before[name]) / tokens * 1e3 for name in before},
+        "memory_mib": memory,
         "load_average": os.getloadavg()[0],
     }
 
@@ -131,6 +134,7 @@ def against_batched_bench(options: Options) -> list[Comparison]:
                 label, "tokens/s", seen, str(count), target=0.95, peer="llama-batched-bench"
             )
             comparison.note = _parts(seen["slimproc"], count)
+            comparison.place = Place(_threads(threads), count, "sequences")
             found.append(comparison)
     found[0].note += f". {llama_peers.note('llama-batched-bench', executable)}"
     return found
@@ -150,7 +154,7 @@ def bench_rates(
 ) -> dict[str, Any]:
     """The same of llama-batched-bench. It makes a KV cache for as many sequences as its largest batch."""
     amounts = ["-c", SLOTS * CONTEXT, "-b", 2048, "-ub", 512, "-npp", _PROMPT, "-ntg", steps, "-t", threads]
-    amounts += ["-npl", ",".join(map(str, sequences)), "-fa", "on", "--output-format", "jsonl"]
+    amounts += ["-npl", ",".join(map(str, sequences)), "-fa", "off", "--output-format", "jsonl"]
     rows = _json_lines([executable, "-m", model, *amounts, *llama_peers.kernel_arguments()])
     return {str(row["pl"]): row["speed_tg"] for row in rows} | {"rows": rows}
 
@@ -193,7 +197,7 @@ SCENARIOS = [
         f"tokens a second of 1 to 16 sequences that only decode, each after a prompt of {_PROMPT} tokens. slimproc's side "
         "is its backend in one process with everything that a step does there: filling the batch, llama_decode, choosing "
         "the token (greedy), its text. The bench decodes random tokens and chooses none. The context is as large on both "
-        "sides.",
+        "sides, and attention is the same (plain, slimproc's own choice on a CPU; see decision 14).",
         "prefill, the ring and the front, which S5 has.",
         against_batched_bench,
     ),

@@ -117,8 +117,15 @@ def _cpu_seconds(pid: int) -> float:
     """Of all its threads. Linux counts nanoseconds per thread; elsewhere it is what psutil says (ticks of 10 ms)."""
     threads = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
     if threads:
-        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+        return sum(map(_nanoseconds, threads)) / 1e9
     return float(sum(psutil.Process(pid).cpu_times()[:2]))
+
+
+def _nanoseconds(thread: Path) -> int:
+    """0 of one that has ended since it was listed."""
+    with contextlib.suppress(OSError):
+        return int(thread.read_text().split()[0])
+    return 0
 
 
 class Slimproc(Server):

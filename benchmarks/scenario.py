@@ -22,7 +22,24 @@ class Options:
     llama_batched_bench: str | None
     model: str
     """Of the scenarios that run a real one: whatever slimproc takes as a model's path."""
+    gemma: str | None
+    """The other real model: a path; None: the one in the installed package; none: without it."""
     results: Path
+
+
+class Missing(Exception):
+    """A scenario has nothing to measure here; the message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a comparison stands in its scenario's picture: its sides are lines over ``x`` in the panel of that name."""
+
+    panel: str
+    x: float
+    x_name: str
+    y_name: str = ""
+    """Empty: the comparison's unit."""
 
 
 @dataclass
@@ -39,6 +56,7 @@ class Comparison:
     note: str = ""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """Everything that was seen, raw."""
+    place: Place | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -68,13 +86,14 @@ class Comparison:
 
 
 Measure = Callable[[Options], list[Comparison]]
+"""Raises RuntimeError when it fails, Missing when there is nothing to measure it with."""
 
 
 @dataclass(frozen=True)
 class Scenario:
     name: str
     number: str
-    """Of the target that it shows."""
+    """Of the target that it shows; empty: there is none."""
     title: str
     shows: str
     """What exactly is measured."""

@@ -14,8 +14,9 @@ from typing import Any
 import client
 import peers
 import psutil
+import usage
 from command import main
-from scenario import Comparison, Options, Scenario, interleave
+from scenario import Comparison, Options, Place, Scenario, interleave
 
 from slimproc.replicas.link import FRAMES_PER_WAKEUP
 
@@ -43,6 +44,7 @@ def measured(
             "cpu_us_per_token": used | {"client": seen["client_cpu_s"] / total * 1e6},
             "server_cpu_us_per_token": sum(used.values()),
             "writes_per_token": (_writes(server) - writes) / total,
+            "memory_mib": usage.memory(server),
         }
 
 
@@ -155,8 +157,11 @@ def _token_writes(options: Options, streams: int, tokens: int, *, every: float) 
     }
     if every:
         label = f"{streams} streams, a step every {every * 1000:g} ms, the server's CPU time"
-        return compare(label, sides, options, target=None, by="server_cpu_us_per_token")
+        comparison = compare(label, sides, options, target=None, by="server_cpu_us_per_token")
+        comparison.place = Place("paced", streams, "streams", "CPU time of the server, µs/token")
+        return comparison
     comparison = compare(f"{streams} streams, {tokens} steps, flat out", sides, options, target=0.85)
+    comparison.place = Place("flat out", streams, "streams")
     most = max(run["writes_per_token"] for run in comparison.runs)
     least = min(run["writes_per_token"] for run in comparison.runs)
     comparison.note += f". Writes a token: {least:.3f} to {most:.3f}"

