@@ -14,13 +14,15 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0"
 
 
 def aborts_in_load(path: Path, good: Path) -> Path:
-    """A file on which llama.cpp ends the process while it loads (an assertion on the number of layers)."""
-    return _with_value(path, good, "llama.block_count", struct.pack("<I", 0))
+    """A file on which llama.cpp ends the process while it loads (an assertion: no word is in a vocabulary twice)."""
+    path.write_bytes(broken_files(good)["two words alike"])
+    return path
 
 
 def aborts_in_first_step(path: Path, good: Path) -> Path:
-    """A file that loads, and on which llama.cpp ends the process in the first step (an assertion on epsilon)."""
-    return _with_value(path, good, "llama.attention.layer_norm_rms_epsilon", struct.pack("<f", -1.0))
+    """A file that loads, and on which llama.cpp ends the process in the first step: it cannot multiply by integers."""
+    path.write_bytes(broken_files(good)["norm of integers"])
+    return path
 
 
 def with_nan_weights(path: Path, good: Path) -> Path:
@@ -29,11 +31,32 @@ def with_nan_weights(path: Path, good: Path) -> Path:
     return path
 
 
-def _with_value(path: Path, good: Path, key: str, value: bytes) -> Path:
+def with_a_token_of_nan(path: Path, good: Path, *tokens: int) -> Path:
+    """A file whose model serves until one of ``tokens`` is in a prompt: then all values from there on are NaN."""
     data = bytearray(good.read_bytes())
-    at = gguf.GGUFReader(good).fields[key].offset + 8 + len(key) + 4
-    data[at : at + len(value)] = value
+    table = next(tensor for tensor in gguf.GGUFReader(good).tensors if tensor.name == "token_embd.weight")
+    width = int(table.shape[0])
+    for token in tokens:
+        at = int(table.data_offset) + 4 * width * token
+        data[at : at + 4 * width] = _NAN * width
     path.write_bytes(data)
+    return path
+
+
+def without_vocabulary(path: Path, good: Path) -> Path:
+    """A file that says that its model has no vocabulary, and how many tokens that would have."""
+    reader = gguf.GGUFReader(good)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("llama."):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    writer.add_tokenizer_model("no_vocab")
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 
@@ -52,6 +75,11 @@ def broken_files(good: Path) -> dict[str, bytes]:
     dimensions = first + 8 + len(reader.tensors[0].name)
     kind = dimensions + 4 + 8 * len(reader.tensors[0].shape)
     words = reader.fields["tokenizer.ggml.tokens"].offset + 8 + len("tokenizer.ggml.tokens") + 4
+    token_list = reader.fields["tokenizer.ggml.tokens"]
+    letter = next(place for place in token_list.data if bytes(token_list.parts[place]) == b"a")
+    letter_at = token_list.offset + sum(part.nbytes for part in token_list.parts[:letter])
+    norm = next(tensor for tensor in reader.tensors if tensor.name == "blk.0.attn_norm.weight")
+    norm_kind = norm.field.offset + 8 + len(norm.name) + 4 + 8 * len(norm.shape)
     layers = reader.fields["llama.block_count"].offset + 8 + len("llama.block_count")
 
     def put(at: int, code: str, *values: int) -> bytes:
@@ -107,14 +135,18 @@ def broken_files(good: Path) -> dict[str, bytes]:
         "removed tensor type": put(kind, "<I", 4),
         "tensor offset 2^62": put(kind + 4, "<Q", 1 << 62),
         "tensor offset + 8": put(kind + 4, "<Q", struct.unpack_from("<Q", data, kind + 4)[0] + 8),
+        "norm of integers": put(norm_kind, "<I", int(gguf.GGMLQuantizationType.I32)),
+        "two words alike": put(letter_at, "<B", ord("b")),
         "two tensors of one name": data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight", 1),
         "unknown key type": put(layers, "<I", 77),
         "0 layers": key("llama.block_count", 0),
+        "513 layers": key("llama.block_count", 513),
         "100,000 layers": key("llama.block_count", 100_000),
         "3 layers, 2 present": key("llama.block_count", 3),
         "0 heads": key("llama.attention.head_count", 0),
         "3 heads": key("llama.attention.head_count", 3),
         "0 KV heads": key("llama.attention.head_count_kv", 0),
+        "3 KV heads": key("llama.attention.head_count_kv", 3),
         "8 KV heads": key("llama.attention.head_count_kv", 8),
         "0 wide": key("llama.embedding_length", 0),
         "63 wide": key("llama.embedding_length", 63),
@@ -126,6 +158,7 @@ def broken_files(good: Path) -> dict[str, bytes]:
         "unknown BOS": key("tokenizer.ggml.bos_token_id", 99_999),
         "unknown EOS": key("tokenizer.ggml.eos_token_id", 99_999),
         "epsilon of NaN": key("llama.attention.layer_norm_rms_epsilon", 0x7FC00000),
+        "infinite epsilon": key("llama.attention.layer_norm_rms_epsilon", 0x7F800000),
         "epsilon of -1": key("llama.attention.layer_norm_rms_epsilon", 0xBF800000),
         "weights of NaN": data[: reader.data_offset] + _NAN * ((len(data) - reader.data_offset) // 4),
         "weights of random bytes": data[: reader.data_offset]

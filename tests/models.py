@@ -31,9 +31,10 @@ def tiny_random(
     seed: int = 0,
     bos: bool = False,
     tied: bool = False,
+    shards: int = 1,
 ) -> Path:
     """A llama with random weights: arbitrary bytes, hardly ever an end. ``bos``: its tokenizer adds one; ``tied``: its
-    embedding is its output, too.
+    embedding is its output, too. ``shards``: files that it is split into; the first one's path is returned.
 
     Raise ``size`` and ``layers`` for a slower one (512 and 12: 112 MB, some hundred tokens a second).
     """
@@ -64,7 +65,7 @@ def tiny_random(
     if tied:
         del tensors["output"]
     shape = _Shape(size, layers, heads, kv_heads, width, hidden, context)
-    return _write(path, "tiny-random", shape, words, tensors, bos=bos)
+    return _write(path, "tiny-random", shape, words, tensors, bos=bos, shards=shards)
 
 
 def lora(
@@ -152,9 +153,16 @@ class _Shape:
 
 
 def _write(
-    path: Path, name: str, shape: _Shape, words: list[str], tensors: dict[str, np.ndarray], *, bos: bool = False
+    path: Path,
+    name: str,
+    shape: _Shape,
+    words: list[str],
+    tensors: dict[str, np.ndarray],
+    *,
+    bos: bool = False,
+    shards: int = 1,
 ) -> Path:
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=-(-len(tensors) // shards) if shards > 1 else 0)
     writer.add_name(name)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.size)
@@ -186,7 +194,7 @@ def _write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path.with_name(f"{path.stem}-00001-of-{shards:05}.gguf") if shards > 1 else path
 
 
 def _spelled(data: bytes) -> str:

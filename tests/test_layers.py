@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import slimproc
+from slimproc.settings import BACKENDS
 
 ROOT = Path(slimproc.__file__).parent
 
@@ -140,6 +141,50 @@ def test_no_module_imports_itself_in_a_circle():
 
     for name in known:
         visit(name, ())
+
+
+def branches_on(names: set[str], source: str) -> list[int]:
+    """The lines on which something depends on one of the names: a comparison with it, a case, an entry of a table that is
+    looked up at once, a beginning or an end.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+            parts = [key for key in node.value.keys if key is not None]
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            parts = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("startswith", "endswith", "__eq__", "find_spec"):
+                parts = list(node.args)
+            elif isinstance(node.func.value, ast.Dict):
+                parts = [key for key in node.func.value.keys if key is not None]
+        told = {part.value for each in parts for part in ast.walk(each) if isinstance(part, ast.Constant)}
+        if names & {each for each in told if isinstance(each, str)}:
+            found.append(node.lineno)  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if room_of(name_of(path)) != "engines"], ids=name_of)
+def test_nothing_outside_the_engines_depends_on_a_backends_name(path):
+    """What has to be known of a backend is a trait of it in ``settings.py``."""
+    assert branches_on(set(BACKENDS), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'backend == "fake"', '"fake" != model.backend', 'x in ("mlx", "fake")', '"fake" in places', "name.startswith('mlx')",
+        'match x:\n case "fake" | "mlx": pass', '{"mlx": 1, "fake": 2}[backend]', '{"mlx": 1}.get(backend)', 'table["fake"]',
+        'importlib.util.find_spec("llama_cpp")',
+    ],
+)  # fmt: skip
+def test_such_a_dependence_is_found(source):
+    assert branches_on(set(BACKENDS), source) == [1 if "case" not in source else 2] * (2 if "|" in source else 1)
 
 
 def test_every_exception_from_the_order_is_used():

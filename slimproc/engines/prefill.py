@@ -58,6 +58,10 @@ class PrefillBudget:
         else:
             self._observe_mixed(running, prompt_tokens, seconds)
 
+    def observe_apart(self, prompt_tokens: int, seconds: float) -> None:
+        """Learn from a call with nothing but prompts in it, made beside running answers that have one of their own."""
+        self._beside = _blend(self._beside, seconds / prompt_tokens)
+
     def _observe_mixed(self, running: int, prompt_tokens: int, seconds: float) -> None:
         """Only a sum was seen: what is known of one part gives the other.
 

@@ -10,7 +10,8 @@ from tests.serving import fake, script, wait_until
 def test_liveness_answers_at_once_and_readiness_says_what_is_missing_during_a_load(serve):
     server = serve(fake(load_time=3), wait=False)
     assert server.get("/healthz").json == {"status": "ok"}
-    assert server.get("/health").status == 200
+    alive = server.get("/health")
+    assert (alive.status, alive.body) == (200, b"")
     ready = server.get("/readyz")
     assert ready.status == 503
     assert ready.json["status"] == "loading"

@@ -1,4 +1,4 @@
-"""The llama.cpp backend through the whole server: the demo model, tiny models, and files that are no models."""
+"""The llama.cpp backend through the whole server: the demo model, and tiny models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests import broken_models, models
+from tests import models
 from tests.serving import ServerProcess, wait_until
 
 DEMO = {
@@ -41,7 +41,7 @@ def client(demo):
 
 
 def tiny(path: Path, **settings) -> dict:
-    return {"models": {"tiny": {"backend": "llama_cpp", "path": str(path), "threads": 1, **settings}}}
+    return {"backend": "llama_cpp", "path": str(path), "threads": 1, **settings}
 
 
 # --- the demo model, with the official client -------------------------------------------------------------------------
@@ -155,13 +155,36 @@ def test_a_killed_engine_ends_its_stream_with_an_error_and_the_next_request_is_a
 # --- seeds and limits, on tiny models ---------------------------------------------------------------------------------
 
 
+CHUNKS = [b"caf", b"\xc3", b"\xa9 ", b"EN", b"D tail"]
+
+
 @pytest.fixture(scope="module")
-def random_model(tmp_path_factory) -> Path:
-    return models.tiny_random(tmp_path_factory.mktemp("models") / "tiny.gguf")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    models.tiny_random(folder / "tiny.gguf")
+    models.tiny_random(folder / "bos.gguf", bos=True)
+    models.scripted(folder / "scripted.gguf", CHUNKS)
+    return folder
 
 
-def test_a_seed_repeats_across_other_requests_and_a_restart_and_no_seed_does_not(serve, random_model):
-    server = serve(tiny(random_model))
+@pytest.fixture(scope="module")
+def small(folder, tmp_path_factory):
+    """A server of tiny models; its tests leave it as they found it."""
+    config = {
+        "models": {
+            "random": tiny(folder / "tiny.gguf", slots=2),
+            "short": tiny(folder / "tiny.gguf", slots=4, context=128),
+            "bos": tiny(folder / "bos.gguf"),
+            "scripted": tiny(folder / "scripted.gguf"),
+        }
+    }
+    process = ServerProcess(tmp_path_factory.mktemp("small"), config)
+    yield process.wait_ready()
+    process.close()
+
+
+def test_a_seed_repeats_across_other_requests_and_a_restart_and_no_seed_does_not(serve, folder):
+    server = serve({"models": {"tiny": tiny(folder / "tiny.gguf")}})
 
     def sample(**fields) -> str:
         return server.complete("abc", max_tokens=20, **fields).text
@@ -179,21 +202,19 @@ def test_a_seed_repeats_across_other_requests_and_a_restart_and_no_seed_does_not
     assert len(set(unseeded)) == len(unseeded)
 
 
-def test_each_choice_of_n_is_another_text_also_with_a_seed(serve, random_model):
-    server = serve(tiny(random_model, slots=2))
-
-    choices = server.complete("abc", max_tokens=20, n=5, seed=3).json["choices"]
+def test_each_choice_of_n_is_another_text_also_with_a_seed(small):
+    choices = small.complete("abc", model="random", max_tokens=20, n=5, seed=3).json["choices"]
 
     assert [choice["index"] for choice in choices] == list(range(5))
     assert len({choice["text"] for choice in choices}) == 5
 
 
-def test_the_context_is_each_requests_own_and_fills_without_touching_the_others(serve, random_model):
-    server = serve(tiny(random_model, context=128, slots=4))
-    assert server.get("/v1/models/tiny").json["context_length"] == 128
+def test_the_context_is_each_requests_own_and_fills_without_touching_the_others(small):
+    assert small.get("/v1/models/short").json["context_length"] == 128
 
     answers = [
-        server.begin("x" * 60, max_tokens=limit, ignore_eos=True, temperature=0) for limit in (500, 500, 10, 500)
+        small.begin("x" * 60, model="short", max_tokens=limit, ignore_eos=True, temperature=0)
+        for limit in (500, 500, 10, 500)
     ]
     usages = [answer.answer().json for answer in answers]
 
@@ -201,88 +222,28 @@ def test_the_context_is_each_requests_own_and_fills_without_touching_the_others(
     assert {usage["choices"][0]["finish_reason"] for usage in usages} == {"length"}
 
 
-def test_without_a_limit_a_chat_ends_at_the_context(serve, random_model):
-    server = serve(tiny(random_model, context=128))
-
-    answer = server.chat("hi", ignore_eos=True).json
+def test_without_a_limit_a_chat_ends_at_the_context(small):
+    answer = small.chat("hi", model="short", ignore_eos=True).json
 
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 128
 
 
-def test_a_model_that_wants_a_bos_gets_one_and_never_two(serve, tmp_path):
-    path = models.tiny_random(tmp_path / "bos.gguf", bos=True)
-    server = serve(tiny(path))
-
+def test_a_model_that_wants_a_bos_gets_one_and_never_two(small):
     def prompt_tokens(prompt: str) -> int:
-        return server.complete(prompt, max_tokens=1).json["usage"]["prompt_tokens"]
+        return small.complete(prompt, model="bos", max_tokens=1).json["usage"]["prompt_tokens"]
 
     assert prompt_tokens("abc") == 4
     assert prompt_tokens("<|im_start|>abc") == 4
 
 
-def test_characters_and_stop_strings_cross_tokens_alike_streamed_and_joined(serve, tmp_path):
-    chunks = [b"caf", b"\xc3", b"\xa9 ", b"EN", b"D tail"]
-    server = serve(tiny(models.scripted(tmp_path / "scripted.gguf", chunks)))
-    wanted = {"temperature": 0, "max_tokens": 50}
+def test_characters_and_stop_strings_cross_tokens_alike_streamed_and_joined(small):
+    wanted = {"model": "scripted", "temperature": 0, "max_tokens": 50}
 
-    assert server.complete("x", **wanted).text == "café END tail"
-    assert server.complete("x", **wanted, stop="END").text == "café "
-    assert server.complete("x", temperature=0, max_tokens=2).text == "caf"
-    with server.stream("x", **wanted, stop=["END"]) as reader:
+    assert small.complete("x", **wanted).text == "café END tail"
+    assert small.complete("x", **wanted, stop="END").text == "café "
+    assert small.complete("x", **wanted | {"max_tokens": 2}).text == "caf"
+    with small.stream("x", **wanted, stop=["END"]) as reader:
         events = [event for event in reader.events() if event != "[DONE]"]
     assert "".join(event["choices"][0]["text"] for event in events) == "café "
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-# --- files that are no models -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["missing", "empty", "text", "truncated", "aborts in load"])
-def test_a_file_that_is_no_model_fails_readiness_with_its_cause_and_nothing_else(serve, tmp_path, random_model, kind):
-    path = tmp_path / "model.gguf"
-    match kind:
-        case "empty":
-            path.write_bytes(b"")
-        case "text":
-            path.write_text("<!DOCTYPE html><html>404</html>")
-        case "truncated":
-            path.write_bytes(random_model.read_bytes()[:-4096])
-        case "aborts in load":
-            broken_models.aborts_in_load(path, random_model)
-    server = serve(tiny(path), wait=False)
-
-    readiness = wait_until(
-        lambda: (answer := server.get("/readyz").json["models"]["tiny"]).get("reason") and answer, "a cause is told"
-    )
-
-    assert server.get("/readyz").status == 503
-    assert server.get("/healthz").status == 200
-    assert readiness["reason"]
-    answer = server.complete("a")
-    assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
-    assert server.get("/v1/models/tiny").status == 200
-
-
-def test_a_model_that_kills_its_engine_in_the_first_step_is_tried_twice_and_told(serve, tmp_path, random_model):
-    server = serve(tiny(broken_models.aborts_in_first_step(tmp_path / "eps.gguf", random_model)))
-
-    answer = server.complete("a")
-
-    assert (answer.status, answer.error["code"]) == (500, "engine_crashed")
-    assert "SIGABRT" in answer.error["message"]
-    assert server.replica()["restarts"] >= 1
-    assert server.get("/healthz").status == 200
-
-
-def test_a_file_truncated_under_a_running_engine_costs_that_engine_only(serve, tmp_path, random_model):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(random_model.read_bytes())
-    server = serve(tiny(path))
-    os.truncate(path, 4096)
-
-    answer = server.complete("a" * 100, max_tokens=50)
-
-    assert answer.status in (500, 503)
-    wait_until(lambda: server.replica()["state"] in ("backoff", "failed"), "the engine is given up")
-    assert server.get("/healthz").status == 200

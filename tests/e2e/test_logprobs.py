@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 
 import openai
 import pytest
 
 from tests import models
+from tests.e2e import logprob_layouts as layouts
+from tests.e2e.logprob_layouts import joined, streamed, strict
 from tests.serving import CHAT, COMPLETIONS, ServerProcess, script
 
 FLOOR = -9999.0
@@ -39,98 +40,18 @@ def client(server):
         yield client
 
 
-def strict(body: bytes):
-    """JSON as its standard has it, which Python's reader does not insist on."""
-
-    def refuse(word: str):
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(body, parse_constant=refuse)
-
-
-def joined(server, path: str, prompt: str, **fields):
-    answer = server.begin(prompt, path=path, **fields).answer()
-    assert answer.status == 200, answer.body
-    (choice,) = strict(answer.body)["choices"]
-    return choice, strict(answer.body)["usage"]
-
-
-def streamed(server, path: str, prompt: str, **fields) -> list[dict]:
-    """The choices of the events, in order."""
-    with server.begin(prompt, path=path, stream=True, **fields).events() as reader:
-        assert reader.status == 200
-        events = list(reader.events())
-    assert events.pop() == "[DONE]"
-    assert not any("error" in event for event in events)
-    return [event["choices"][0] for event in events]
-
-
-class nearly:  # noqa: N801  # reads like pytest.approx, which does not look into nested lists and dicts
-    """Equal but for the rounding of numbers: a prompt's second evaluation takes another part of it from the cache."""
-
-    def __init__(self, value) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"nearly {self.value}"
-
-    def __eq__(self, other: object) -> bool:
-        value = self.value
-        if isinstance(value, dict):
-            return (
-                isinstance(other, dict)
-                and list(value) == list(other)
-                and nearly([*value.values()]) == [*other.values()]
-            )
-        if isinstance(value, list):
-            return (
-                isinstance(other, list)
-                and len(value) == len(other)
-                and all(map(nearly.__eq__, map(nearly, value), other))
-            )
-        return other == (pytest.approx(value, abs=1e-3) if isinstance(value, float) else value)
-
-    __hash__ = None
-
-
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["fake", "random", "hello"])
 @pytest.mark.parametrize("count", [0, 3, 5])
 def test_a_completion_has_the_legacy_layout(server, model, count):
-    choice, usage = joined(server, COMPLETIONS, "hi", model=model, max_tokens=8, temperature=0, logprobs=count)
-    its = choice["logprobs"]
-    assert list(its) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
-    assert (
-        len(its["tokens"]) == len(its["token_logprobs"]) == len(its["text_offset"]) == usage["completion_tokens"] == 8
-    )
-    assert all(math.isfinite(value) and value <= 0 for value in its["token_logprobs"])
-    if count:
-        assert len(its["top_logprobs"]) == 8
-        for token, logprob, top in zip(its["tokens"], its["token_logprobs"], its["top_logprobs"], strict=True):
-            assert 1 <= len(top) <= count + 1
-            assert token in top
-            assert max(top.values()) == logprob  # greedy
-    else:
-        assert its["top_logprobs"] is None
+    layouts.check_legacy_layout(server, model, count)
 
 
 @pytest.mark.parametrize("model", ["fake", "random", "hello"])
 def test_a_chat_has_its_own_layout(server, model):
-    wanted = {"model": model, "max_tokens": 8, "temperature": 0, "logprobs": True}
-    choice, usage = joined(server, CHAT, "hi", **wanted, top_logprobs=2)
-    assert choice["logprobs"]["refusal"] is None
-    content = choice["logprobs"]["content"]
-    assert len(content) == usage["completion_tokens"] == 8
-    for token in content:
-        assert list(token) == ["token", "logprob", "bytes", "top_logprobs"]
-        assert len(token["top_logprobs"]) == 2
-        assert token["top_logprobs"][0] == {key: token[key] for key in ("token", "logprob", "bytes")}
-    text = bytes(byte for token in content for byte in token["bytes"]).decode("utf-8", "replace")
-    assert text.startswith(choice["message"]["content"])
-    bare, _ = joined(server, CHAT, "hi", **wanted)
-    assert [token["top_logprobs"] for token in bare["logprobs"]["content"]] == [[]] * 8
+    layouts.check_chats_layout(server, model)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -155,28 +76,12 @@ def test_a_logprob_of_minus_infinity_is_strict_json(server, path, logprob):
 
 @pytest.mark.parametrize("model", ["fake", "random", "hello"])
 def test_a_streamed_completion_says_the_same_as_a_joined_one_each_event_of_its_own_text(server, model):
-    wanted = {"model": model, "max_tokens": 10, "temperature": 0, "logprobs": 2}
-    choice, _ = joined(server, COMPLETIONS, "hi", **wanted)
-    events = streamed(server, COMPLETIONS, "hi", **wanted)
-    assert "".join(event["text"] for event in events) == choice["text"]
-    for key, whole in choice["logprobs"].items():
-        parts = [one for event in events if event["logprobs"] for one in event["logprobs"][key]]
-        assert parts == nearly(whole)
-    done = 0
-    for event in events:
-        offsets = event["logprobs"]["text_offset"] if event["logprobs"] else []
-        assert all(done <= offset <= done + len(event["text"]) for offset in offsets)
-        done += len(event["text"])
+    layouts.check_streamed_completion(server, model)
 
 
 @pytest.mark.parametrize("model", ["fake", "random", "hello"])
 def test_a_streamed_chat_says_the_same_as_a_joined_one(server, model):
-    wanted = {"model": model, "max_tokens": 10, "temperature": 0, "logprobs": True, "top_logprobs": 2}
-    choice, _ = joined(server, CHAT, "hi", **wanted)
-    events = streamed(server, CHAT, "hi", **wanted)
-    content = [token for event in events if event["logprobs"] for token in event["logprobs"]["content"]]
-    assert content == nearly(choice["logprobs"]["content"])
-    assert "".join(event["delta"].get("content", "") for event in events) == choice["message"]["content"]
+    layouts.check_streamed_chat(server, model)
 
 
 def test_characters_cut_across_tokens_keep_their_bytes_and_come_with_their_text(server):
@@ -220,31 +125,12 @@ def test_choices_of_n_have_their_own(server):
 
 @pytest.mark.parametrize("model", ["fake", "random"])
 def test_a_prompt_is_scored_by_echo_and_max_tokens_0(server, model):
-    prompt = "The quick brown fox jumps over the lazy dog. " * 4
-    ids = server.post("/tokenize", {"content": prompt, "model": model}).json["tokens"]
-    for sent in (prompt, ids):
-        choice, usage = joined(server, COMPLETIONS, sent, model=model, echo=True, max_tokens=0, logprobs=2)
-        its = choice["logprobs"]
-        assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
-        assert (len(its["tokens"]), usage["completion_tokens"]) == (len(ids), 0)
-        assert its["token_logprobs"][0] is its["top_logprobs"][0] is None
-        assert all(math.isfinite(value) for value in its["token_logprobs"][1:])
-        for token, offset in zip(its["tokens"], its["text_offset"], strict=True):
-            assert prompt[offset:].startswith(token)
+    layouts.check_scored_prompt(server, model)
 
 
 @pytest.mark.parametrize("model", ["fake", "random"])
 def test_an_echo_and_its_answer_are_one_text_with_one_list(server, model):
-    wanted = {"model": model, "echo": True, "max_tokens": 4, "logprobs": 1, "temperature": 0}
-    choice, usage = joined(server, COMPLETIONS, "Once upon", **wanted)
-    its = choice["logprobs"]
-    assert choice["text"].startswith("Once upon")
-    assert len(its["tokens"]) == usage["prompt_tokens"] + 4
-    assert its["text_offset"][usage["prompt_tokens"]] == len("Once upon")
-    events = streamed(server, COMPLETIONS, "Once upon", **wanted)
-    assert "".join(event["text"] for event in events) == choice["text"]
-    parts = [one for event in events if event["logprobs"] for one in event["logprobs"]["token_logprobs"]]
-    assert parts == nearly(its["token_logprobs"])
+    layouts.check_echo_with_answer(server, model)
 
 
 def test_a_long_echo_with_alternatives_is_complete(server):

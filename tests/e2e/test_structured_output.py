@@ -75,6 +75,15 @@ def test_a_truncated_answer_says_length(tiny):
         assert answer.text.startswith("[")
 
 
+def test_an_object_without_a_schema_that_is_cut_off_says_length(tiny):
+    brace = 3 + ord("}")  # without it three tokens are no whole object
+    for path in (COMPLETIONS, CHAT):
+        wanted = {"max_tokens": 3, "response_format": {"type": "json_object"}, "logit_bias": {str(brace): -100}}
+        answer = tiny.begin(PROMPT, path=path, **wanted).answer()
+        assert answer.json["choices"][0]["finish_reason"] == "length"
+        assert answer.text.lstrip().startswith("{")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "texts"),
     [

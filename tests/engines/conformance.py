@@ -1,13 +1,14 @@
-"""One suite for all backends: subclass ``Conformance`` (or ``SamplingConformance``, for real models) and give it engines."""
+"""One suite for all backends: subclass ``Conformance`` and give it engines. ``sampling_conformance.py`` has more for real models."""
 
 from __future__ import annotations
 
-import math
 import random
 
+import psutil
 import pytest
 
 from slimproc.errors import InvalidRequest
+from slimproc.ipc.wire import Said
 from slimproc.request import Finish
 from tests.engines.driver import Engine, Generation, Open
 
@@ -86,6 +87,60 @@ class Conformance:
             pair = engine.submit(PROMPTS[0], 8), engine.submit(PROMPTS[3], 3)
             engine.finish()
             assert pair[0].text == expected
+
+    # --- an answer that another engine has begun --------------------------------------------------------------
+
+    def test_an_answer_that_goes_on_in_another_engine_says_the_rest_and_is_counted_as_one(self, open_engine):
+        """Only where the text becomes the tokens again that it was made of is the rest promised."""
+        engine = open_engine()
+        plain = {"logit_bias": self.unspeakable(engine)}
+        whole = open_engine().complete(PROMPTS[0], 24, **plain)
+        for count in (1, 2, 3, 7, 12, 18, 23):
+            text = b"".join(whole.pieces[:count]).decode()
+            rest = engine.complete(PROMPTS[0], 24, said=Said(text, count), **plain)
+            assert text + rest.text == whole.text
+            assert rest.pieces == whole.pieces[count:]
+            assert (rest.finish, rest.usage.completion_tokens) == (Finish.LENGTH, 24)
+            assert rest.usage.prompt_tokens == whole.usage.prompt_tokens
+            assert rest.usage.cached_tokens <= rest.usage.prompt_tokens
+
+    def test_an_answer_that_goes_on_ends_where_the_whole_one_would_have(self, open_engine):
+        engine = open_engine()
+        plain = {"logit_bias": self.unspeakable(engine)}
+        whole = engine.complete(PROMPTS[0], 24, **plain)
+        stop = whole.text[7:11]
+        said = Said(whole.pieces[0].decode(), 1)
+        cut = engine.complete(PROMPTS[0], 24, stop=(stop,), **plain)
+        rest = engine.complete(PROMPTS[0], 24, stop=(stop,), said=said, **plain)
+        assert (said.text + rest.text, rest.finish) == (cut.text, Finish.STOP)
+        assert rest.usage.completion_tokens == cut.usage.completion_tokens
+
+    def test_any_text_is_gone_on_from_also_one_whose_characters_were_cut(self, engine):
+        """Its tokens need not be those that it was made of, and whoever shares the batch notices nothing."""
+        alone = engine.complete(PROMPTS[3], 12).text
+        other = engine.submit(PROMPTS[3], 12)
+        for text in ("\ufffd\ufffd", engine.info.control_tokens[-1], " ", "\n\n", "🙂é" * 9):
+            rest = engine.complete(PROMPTS[0], 9, said=Said(text, 4), ignore_eos=True)
+            assert (rest.failure, rest.finish, len(rest.pieces)) == (None, Finish.LENGTH, 5)
+            assert rest.usage.prompt_tokens == len(engine.tokens(PROMPTS[0]))
+        engine.finish()
+        assert other.text == alone
+
+    def test_an_answer_that_goes_on_where_the_context_is_full_ends_there(self, open_engine):
+        engine = open_engine(context=64)
+        said = "and so on " * 40
+        rest = engine.complete(PROMPTS[1], None, said=Said(said, 50))
+        assert (rest.text, rest.finish, rest.usage.completion_tokens) == ("", Finish.LENGTH, 50)
+
+    def test_an_answer_that_has_said_all_it_may_ends_there(self, engine):
+        for spoken in (7, 9):
+            rest = engine.complete(PROMPTS[1], 7, said=Said("all of it", spoken))
+            assert (rest.text, rest.finish, rest.usage.completion_tokens) == ("", Finish.LENGTH, spoken)
+
+    @staticmethod
+    def unspeakable(engine: Engine) -> dict[int, float]:
+        """A bias against tokens that are no whole characters; for backends that choose their tokens by weights."""
+        return {}
 
     # --- where a sequence ends --------------------------------------------------------------------------------
 
@@ -172,84 +227,21 @@ class Conformance:
         engine.backend.remove(generation.sequence)
         assert engine.complete(PROMPTS[0], 4).text == generation.text
 
-
-class SamplingConformance(Conformance):
-    """What real models promise besides: seeds, penalties, biases, and prefixes that are not evaluated twice."""
-
-    evaluated_ahead = 0
-    """Whether a backend has evaluated an answer's last token, too, by the time it gives it out."""
-
-    def test_a_seed_gives_the_same_text_whatever_shares_the_batch_and_after_a_restart(self, open_engine):
-        options = {"temperature": 1.0, "seed": 7}
-        engine = open_engine()
-        texts = {engine.complete(PROMPTS[0], 20, **options).text}
-        for others in range(3):
-            for number in range(others):
-                engine.submit(PROMPTS[1 + number], 25, temperature=1.0)
-            generation = engine.submit(PROMPTS[0], 20, **options)
-            engine.finish()
-            texts.add(generation.text)
-        texts.add(open_engine(slots=2).complete(PROMPTS[0], 20, **options).text)
-        assert len(texts) == 1
-
-    def test_seeds_differ_from_one_another(self, engine):
-        assert len({engine.complete(PROMPTS[0], 20, temperature=1.0, seed=seed).text for seed in range(5)}) == 5
-
-    def test_negative_and_huge_seeds_are_seeds(self, engine):
-        for seed in (-1, 2**63 - 1):
-            first, second = (engine.complete(PROMPTS[0], 12, temperature=1.0, seed=seed).text for _ in range(2))
-            assert first == second
-
-    def test_an_omitted_seed_differs_every_time_and_in_every_engine(self, open_engine):
-        texts = [open_engine().complete(PROMPTS[0], 20, temperature=1.0).text for _ in range(3)]
-        engine = open_engine()
-        texts += [engine.complete(PROMPTS[0], 20, temperature=1.0).text for _ in range(3)]
-        assert len(set(texts)) == 6
-
-    def test_a_callers_seed_does_not_become_the_default(self, open_engine):
-        texts = []
-        for _ in range(2):
-            engine = open_engine()
-            engine.complete(PROMPTS[0], 8, temperature=1.0, seed=3)
-            texts.append(engine.complete(PROMPTS[0], 20, temperature=1.0).text)
-        assert texts[0] != texts[1]
-
-    def test_a_reused_prefix_changes_no_text(self, open_engine):
-        base = "You are a helpful assistant. " * 4
-        prompts = [base + "First question", base + "Second", "Something else", base + "First question", base]
-        fresh = [open_engine().complete(prompt, 16).text for prompt in prompts]
-        engine = open_engine(slots=2)
-        answers = [engine.complete(prompt, 16) for prompt in prompts]
-        assert [answer.text for answer in answers] == fresh
-        assert answers[0].usage.cached_tokens == 0
-        assert answers[3].usage.cached_tokens >= len(base) - 1
-
-    def test_at_least_one_token_of_a_known_prompt_is_evaluated(self, engine):
-        first, second = (engine.complete(PROMPTS[0] * 2, 6) for _ in range(2))
-        assert second.text == first.text
-        assert second.usage.cached_tokens == second.usage.prompt_tokens - 1
-
-    def test_a_conversation_goes_on_from_what_was_generated(self, engine):
-        prompt = engine.tokens(PROMPTS[2])
-        answer = engine.complete(prompt, 20, ignore_eos=True)
-        evaluated = len(prompt) + 19 + self.evaluated_ahead
-        again = engine.complete([*prompt, *engine.ids(answer), 5, 6, 7], 4)
-        assert again.usage.cached_tokens == evaluated
+    # --- what one caller has of another -----------------------------------------------------------------------
 
     def test_prefixes_never_leak_between_callers(self, open_engine):
         """40 callers with a marker each behind a few shared beginnings, with cancels and failures mixed in: every text
         is what a fresh engine says to that prompt alone.
         """
         dice = random.Random(5)
-        bases = ["alpha " * 12, "beta " * 12, "alpha " * 6 + "gamma " * 6]
+        bases = ["alpha-" * 12, "beta-" * 14, "alpha-" * 6 + "gamma-" * 6]
         engine = open_engine(slots=3)
         callers: list[tuple[str, Generation]] = []
         checked = failed = cancelled = 0
         for number in range(40):
             prompt = f"{dice.choice(bases)}caller {number:02d}" + dice.choice(["", " alpha" * dice.randrange(9)])
-            fails = number % 7 == 6
-            bias = self.barred(engine) if fails else {}
-            callers.append((prompt, engine.submit(prompt, dice.randrange(1, 12), logit_bias=bias)))
+            submit = self.submit_failing if number % 7 == 6 else self.submit_telling
+            callers.append((prompt, submit(engine, prompt, dice.randrange(1, 12))))
             for _ in range(dice.randrange(4)):
                 engine.step()
             if number % 5 == 4 and not callers[-1][1].ended:
@@ -260,9 +252,12 @@ class SamplingConformance(Conformance):
         engine.finish()
         for prompt, generation in callers:
             failed += generation.failure is not None
-            alone = open_engine(slots=1).complete(prompt, 12).text
-            assert alone.startswith(generation.text), "a text of someone else's making"
-            checked += bool(generation.text)
+            if generation.text:
+                fresh = open_engine(slots=1)
+                alone = self.submit_telling(fresh, prompt, 12)
+                fresh.finish()
+                assert alone.text.startswith(generation.text), "a text of someone else's making"
+                checked += 1
         assert checked > 15
         assert failed > 2
         assert cancelled > 2
@@ -272,7 +267,7 @@ class SamplingConformance(Conformance):
         engine = open_engine()
         first = engine.submit(PROMPTS[0], 20)
         engine.until_generating(first)
-        bad = engine.submit(PROMPTS[2], 20, logit_bias=self.barred(engine))
+        bad = self.submit_failing(engine, PROMPTS[2], 20)
         second = engine.submit(PROMPTS[1], 20)
         engine.finish()
         assert bad.failure
@@ -280,66 +275,29 @@ class SamplingConformance(Conformance):
         assert [first.text, second.text] == alone
         assert engine.complete(PROMPTS[2], 8).failure is None
 
-    @staticmethod
-    def barred(engine: Engine) -> dict[int, float]:
-        """A bias that leaves no token to choose, which fails the sequence in its first step."""
-        return dict.fromkeys(range(engine.info.vocab_size), -math.inf)
+    def submit_telling(self, engine: Engine, prompt: str, max_tokens: int) -> Generation:
+        """A request whose text depends on all of its prompt."""
+        return engine.submit(prompt, max_tokens)
 
-    def test_replicas_give_the_same_text_to_a_seed_whatever_each_of_them_does_beside(self, open_engine):
-        replicas = [open_engine(), open_engine(slots=2)]
-        busy = replicas[0].submit(PROMPTS[3], 25, temperature=1.0)
-        replicas[0].until_generating(busy)
-        answers = [replica.submit(PROMPTS[0], 20, temperature=0.8, top_p=0.9, seed=11) for replica in replicas]
-        for _ in range(60):
-            for replica in replicas:
-                replica.step()
-        assert all(answer.ended for answer in answers)
-        assert answers[0].text == answers[1].text
+    def submit_failing(self, engine: Engine, prompt: str, max_tokens: int) -> Generation:
+        """A request that joins the batch and fails in its first step."""
+        raise NotImplementedError
 
-    def test_ignore_eos_goes_on_to_the_limit_where_the_model_would_have_ended(self, engine):
-        (end,) = engine.backend.tokenize(engine.info.eos_token, add_special=False, parse_special=True)
-        ended = engine.complete(PROMPTS[0], 9, logit_bias={end: 100.0})
-        assert (ended.text, ended.finish, ended.usage.completion_tokens) == ("", Finish.STOP, 0)
-        going = engine.complete(PROMPTS[0], 9, logit_bias={end: 100.0}, ignore_eos=True)
-        assert (going.finish, going.usage.completion_tokens) == (Finish.LENGTH, 9)
+    # --- for long ---------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        "penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 1.9}]
-    )
-    def test_penalties_change_what_is_said_and_neutral_ones_do_not(self, engine, penalty):
-        neutral = dict.fromkeys(penalty, 1.0 if "repetition_penalty" in penalty else 0.0)
-        plain = [engine.complete(prompt, 40, ignore_eos=True).text for prompt in PROMPTS[:3]]
-        assert [engine.complete(prompt, 40, ignore_eos=True, **neutral).text for prompt in PROMPTS[:3]] == plain
-        assert [engine.complete(prompt, 40, ignore_eos=True, **penalty).text for prompt in PROMPTS[:3]] != plain
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_a_thousand_requests_leave_no_memory_behind(self, open_engine):
+        engine = open_engine()
+        process = psutil.Process()
 
-    def test_a_bias_can_force_a_token_and_another_can_ban_it(self, engine):
-        token = engine.tokens("A")[-1]
-        forced = engine.complete(PROMPTS[0], 5, logit_bias={token: 100.0})
-        assert forced.text == "AAAAA"
-        banned = engine.complete(PROMPTS[0], 5, logit_bias={token: -100.0}, ignore_eos=True)
-        assert "A" not in banned.text
-        (first,) = engine.ids(engine.complete(PROMPTS[0], 1, ignore_eos=True))
-        other = engine.complete(PROMPTS[0], 1, logit_bias={first: -100.0}, ignore_eos=True)
-        assert engine.ids(other) != [first]
+        def requests(count: int) -> int:
+            for number in range(count):
+                engine.submit(f"{number} " * 20, 8, temperature=1.0, top_p=0.9, frequency_penalty=0.1)
+                if number % 4 == 3:
+                    engine.finish()
+            engine.finish()
+            return process.memory_info().rss
 
-    def test_a_bias_outside_the_vocabulary_is_refused_and_takes_no_slot(self, open_engine):
-        engine = open_engine(slots=1)
-        for token in (-1, engine.info.vocab_size, 10**9):
-            with pytest.raises(InvalidRequest) as refusal:
-                engine.submit(PROMPTS[0], 4, logit_bias={token: 1.0})
-            assert refusal.value.param == "logit_bias"
-        assert engine.complete(PROMPTS[0], 4).finish is Finish.LENGTH
-
-    def test_a_prompt_outside_the_vocabulary_is_refused_and_takes_no_slot(self, open_engine):
-        engine = open_engine(slots=1)
-        for token in (-1, engine.info.vocab_size, 10**9):
-            with pytest.raises(InvalidRequest) as refusal:
-                engine.submit([5, token, 6], 4)
-            assert refusal.value.param == "prompt"
-        assert engine.complete(PROMPTS[0], 4).finish is Finish.LENGTH
-
-    def test_a_frequency_penalty_ends_a_repetition(self, engine):
-        token = engine.tokens("A")[-1]
-        generation = engine.complete(PROMPTS[0], 40, logit_bias={token: 60.0}, frequency_penalty=2.0, ignore_eos=True)
-        assert generation.text.startswith("AAAAA")
-        assert generation.text != "A" * 40
+        before = requests(200)
+        assert requests(1000) - before < 4 << 20

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from slimproc.engines.backend import Backend, Event, Produced, PromptScored, Scored, SequenceFailed
 from slimproc.engines.grammar.matcher import GrammarMatcher
 from slimproc.engines.sequence import Sequence
-from slimproc.ipc.wire import Logprob, ModelInfo, ScoredTok, Submit, Tok
+from slimproc.ipc.wire import Logprob, ModelInfo, Said, ScoredTok, Submit, Tok
 from slimproc.request import Finish, SamplingParams, Usage
 
 STEP_LIMIT = 20_000
@@ -42,7 +42,8 @@ class Generation:
             self.finish = Finish(item.finish)
             assert item.usage is not None
             self.usage = item.usage
-            assert self.said == self.usage.completion_tokens, "the counts of the pieces add up"
+            told = self.sequence.spoken + self.said
+            assert told == self.usage.completion_tokens, "the counts of the pieces add up"
 
 
 class Engine:
@@ -75,6 +76,7 @@ class Engine:
         logprobs: int | None = None,
         echo: bool = False,
         grammar: GrammarMatcher | None = None,
+        said: Said | None = None,
         **sampling: object,
     ) -> Generation:
         """``echo`` is of use with ``logprobs`` only: a plain one is the loop's own affair."""
@@ -85,10 +87,12 @@ class Engine:
             stop=stop,
             logprobs=logprobs,
             echo=echo,
+            said=said,
             sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
         )
         tokens = self.tokens(prompt) if isinstance(prompt, str) else prompt
-        sequence = Sequence(command, tokens, self.info.context)
+        before = None if said is None else self.backend.tokenize_continuation(said.text)
+        sequence = Sequence(command, tokens, self.info.context, before)
         sequence.grammar = grammar
         generation = Generation(sequence)
         if echo:

@@ -8,10 +8,12 @@ import pytest
 
 from slimproc.engines.backend import create
 from slimproc.settings import EngineSettings
-from tests.engines.conformance import Conformance, SamplingConformance
+from tests.engines.conformance import Conformance
 from tests.engines.driver import Engine
 from tests.engines.logprobs_conformance import LogprobsConformance, ModelLogprobsConformance
+from tests.engines.sampling_conformance import SamplingConformance
 from tests.models import tiny_random
+from tests.serving import script
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +56,16 @@ class TestLlamaCppGuessingAhead(ModelLogprobsConformance, SamplingConformance):
 
 
 class TestFake(LogprobsConformance, Conformance):
+    """Nothing of ``SamplingConformance`` can be asked of it: its answers are scripts or counted, so that it has neither seeds nor
+    penalties nor biases, and it keeps nothing of a prompt.
+    """
+
     @pytest.fixture
     def open_engine(self, engines):
         return _opener("fake", None, engines)
+
+    def submit_telling(self, engine, prompt, max_tokens):
+        return engine.submit(f"{prompt}\n{script(echo=True)}", max_tokens)
+
+    def submit_failing(self, engine, prompt, max_tokens):
+        return engine.submit(f"{prompt}\n{script(error_at=1)}", max_tokens)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from slimproc.engines.panics import is_failure
 from slimproc.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ class GrammarCompiler:
                 outcome = self._open_bench(spec).matcher(spec)
             except (InvalidRequest, EngineError) as error:
                 outcome = error
-            except Exception as error:  # noqa: BLE001  # it must not end this thread, and with it all later grammars
+            except BaseException as error:  # it must not end this thread, and with it all later grammars
+                if not is_failure(error):
+                    raise
                 outcome = EngineError(f"the grammar compiler failed: {error!r}")
             self._done.put(Compiled(rid, outcome))
             with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
@@ -188,8 +191,7 @@ class _Bench:
             self._note_checker(None)
             raise
         if verdict.refusal is not None:
-            if verdict.final:
-                self._cache.keep_refusal(spec, verdict.refusal)
+            self._cache.keep_refusal(spec, verdict.refusal, final=verdict.final)
             raise _refused(spec, verdict.refusal)
         return verdict.grammar, verdict.size
 

@@ -1,13 +1,14 @@
-"""Which tokens go into the next call of the model, and in which order. Pure decisions; ``backend.py`` acts on them.
+"""Which tokens go into the next calls of the model, and in which order. Pure decisions; ``backend.py`` acts on them.
 
 llama.cpp cuts a batch into passes over the weights, and with a KV stream for each slot a pass takes only slots that
 follow one another. Each gap or disorder is one more pass (40 instead of 30 ms a step), so batches are sorted by slot
-and single gaps are closed: by a token of a waiting prompt, or by a filler that is taken back afterwards.
+and single gaps are closed by a filler that is taken back afterwards. All slots of a pass attend to as many cells as the
+longest of them has: so prompts have a call of their own, and do not make every answer beside them as dear as themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -19,37 +20,29 @@ class Chunk(NamedTuple):
     filler: bool = False
 
 
-def plan_batch(
-    pending: list[tuple[int, int]], *, budget: int, room: int, can_fill: Callable[[int], bool]
-) -> list[Chunk]:
-    """The chunks of the next call, by slot.
+def plan_answers(slots: Iterable[int], *, room: int, can_fill: Callable[[int], bool]) -> list[Chunk]:
+    """The call for the running answers, which are in these ``slots``: one token each, by slot.
 
-    ``pending``: (slot, tokens not yet evaluated) of every sequence, oldest first. Who needs one token gets it, for
-    that is a running answer; prompts share ``budget`` tokens, the oldest first. ``room``: tokens the call can take.
-    ``can_fill``: whether a slot without a sequence can take a filler.
+    ``room``: tokens the call can take. ``can_fill``: whether a slot without a sequence can take a filler.
     """
-    counts = {slot: 1 for slot, tokens in pending if tokens == 1}
-    prompts = {slot: tokens for slot, tokens in pending if tokens > 1}
-    left = min(budget, room - len(counts))
-    for slot, tokens in prompts.items():
+    counts = dict.fromkeys(slots, 1)
+    fillers = [slot for slot in single_gaps(counts) if can_fill(slot)][: room - len(counts)]
+    return sorted([*(Chunk(slot, 1) for slot in counts), *(Chunk(slot, 1, filler=True) for slot in fillers)])
+
+
+def plan_prompts(pending: Iterable[tuple[int, int]], *, budget: int, room: int) -> list[Chunk]:
+    """The call for the prompts: ``budget`` tokens together, the oldest first.
+
+    ``pending``: (slot, tokens not yet evaluated) of each, oldest first.
+    """
+    chunks = []
+    left = min(budget, room)
+    for slot, tokens in pending:
         if left <= 0:
             break
-        counts[slot] = min(tokens, left)
-        left -= counts[slot]
-    left = room - sum(counts.values())
-    fillers = set()
-    for slot in single_gaps(counts):
-        if left <= 0:
-            break
-        if slot in prompts:
-            counts[slot] = 1
-        elif can_fill(slot):
-            counts[slot] = 1
-            fillers.add(slot)
-        else:
-            continue
-        left -= 1
-    return [Chunk(slot, counts[slot], slot in fillers) for slot in sorted(counts)]
+        chunks.append(Chunk(slot, min(tokens, left)))
+        left -= chunks[-1].tokens
+    return sorted(chunks)
 
 
 def single_gaps(slots: dict[int, int]) -> list[int]:

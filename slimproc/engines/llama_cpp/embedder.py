@@ -36,6 +36,9 @@ class Embedder:
         self._batch = NativeBatch(model.batch_tokens)
         self._waiting: dict[int, PooledSequence] = {}
         """By rid, oldest first."""
+        self._doubtful: set[int] = set()
+        """Texts whose vectors made no sense in a call that they shared: a neighbour's NaN gets through the mask between
+        them, so each is read again by itself."""
 
     def add(self, sequence: PooledSequence) -> None:
         """Raises InvalidRequest for token ids outside the vocabulary."""
@@ -45,6 +48,7 @@ class Embedder:
 
     def remove(self, sequence: Sequence) -> None:
         self._waiting.pop(sequence.rid, None)
+        self._doubtful.discard(sequence.rid)
 
     def step(self) -> list[Embedded | SequenceFailed]:
         """One call of the model. Raises RuntimeError when the context is broken: the engine cannot go on."""
@@ -55,12 +59,20 @@ class Embedder:
         code = self._batch.decode(self._model.context)
         if code not in {0, *_RECOVERABLE}:
             raise RuntimeError(f"llama_decode failed with {code}: {native_log.cause('no reason given')}")
-        events = [self._read(row, sequence) for row, sequence in enumerate(chosen)] if code == 0 else []
+        if code == 0:
+            events = [self._read(row, sequence) for row, sequence in enumerate(chosen)]
+        else:
+            events = [SequenceFailed(one, f"llama.cpp refused the batch (code {code})") for one in chosen]
+        sound = not any(isinstance(event, SequenceFailed) for event in events)
         if self._model.memory:
-            lib.llama_memory_clear(self._model.memory, False)  # nothing of a text is of use to another
-        for sequence in chosen:
-            del self._waiting[sequence.rid]
-        return events or [SequenceFailed(one, f"llama.cpp refused the batch (code {code})") for one in chosen]
+            # Nothing of a text is of use to another; values that are no numbers would harm it, masked as they are.
+            lib.llama_memory_clear(self._model.memory, not sound)
+        if code == 0 and not sound and len(chosen) > 1:
+            self._doubtful.update(event.sequence.rid for event in events if isinstance(event, SequenceFailed))
+            events = [event for event in events if isinstance(event, Embedded)]
+        for event in events:
+            del self._waiting[event.sequence.rid]
+        return events
 
     def _choose(self) -> list[PooledSequence]:
         """The oldest texts that fit in a call together: no more than BATCH tokens, so that a cancellation is soon heard,
@@ -70,9 +82,12 @@ class Embedder:
         tokens = 0
         for sequence in self._waiting.values():
             tokens += len(sequence.prompt)
-            if chosen and (tokens > BATCH or len(chosen) == self._model.slots):
+            alone = sequence.rid in self._doubtful
+            if chosen and (alone or tokens > BATCH or len(chosen) == self._model.slots):
                 break
             chosen.append(sequence)
+            if alone:
+                break
         return chosen
 
     def _fill(self, chosen: list[PooledSequence]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 from slimproc.engines.llama_cpp.header import Header, refusal
 from slimproc.engines.llama_cpp.limits import warn
@@ -13,6 +15,8 @@ _OTHER_PARTS = {
     "imatrix": "an importance matrix, which quantizing needs, not a model",
     "vocab": "a vocabulary without a model",
 }
+_MOST_LAYERS = 512
+"""llama.cpp's own limit."""
 _NONE = (1 << 32) - 1
 """How some converters write that there is no such token."""
 _NAMED_TOKENS = ("bos", "eos", "eot", "unknown", "seperator", "padding")
@@ -32,9 +36,22 @@ def check_keys(path: Path, header: Header) -> None:
         raise refusal(f"{path} is broken: it does not say what kind of model it is (general.architecture)")
     if not header.tensors:
         raise refusal(f"{path} has no tensors: {_OTHER_PARTS['vocab']}, or a broken file")
+    if values.get("tokenizer.ggml.model") == "no_vocab":
+        raise refusal(f"{path} has no vocabulary (tokenizer.ggml.model is no_vocab), so it can read no text")
+    _check_numbers(path, values, architecture)
     if values.get(f"{architecture}.context_length") == 0:
         raise refusal(f"{path} is broken: it says that it was trained for a context of 0 tokens")
     _check_tokens(path, header, architecture)
+
+
+def _check_numbers(path: Path, values: dict[str, Any], architecture: str) -> None:
+    """Those for which llama.cpp ends the process, in the load or in the first step."""
+    layers = values.get(f"{architecture}.block_count")
+    if isinstance(layers, int) and not 1 <= layers <= _MOST_LAYERS:
+        raise refusal(f"{path} is broken: it says that it has {layers} layers")
+    for key, value in values.items():
+        if key.endswith("_epsilon") and isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+            raise refusal(f"{path} is broken: its {key} is {value}")
 
 
 def _check_tokens(path: Path, header: Header, architecture: str) -> None:

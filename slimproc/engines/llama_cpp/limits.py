@@ -46,7 +46,7 @@ def check_settings(settings: EngineSettings) -> None:
             raise LoadFailed(f"{name} is {value}; it must be between {low} and {high}", permanent=True)
     if settings.kv_type not in KV_TYPES:
         raise LoadFailed(f"kv_type is {settings.kv_type!r}; it must be {', '.join(KV_TYPES)}", permanent=True)
-    if settings.kv_type != "f16" and not settings.flash_attention:
+    if settings.kv_type != "f16" and settings.flash_attention is False:
         raise LoadFailed(f"kv_type {settings.kv_type} needs flash_attention, which is off", permanent=True)
     for adapter in settings.lora:
         if not math.isfinite(adapter.scale):

@@ -24,8 +24,12 @@ from slimproc.threads import default_threads, usable_cores
 BATCH = 512
 """Tokens that one call of llama_decode takes (n_batch and n_ubatch): beyond it CPUs gain nothing, and nothing can be
 cancelled meanwhile."""
+_PLAIN_BATCH = 128
+"""Tokens of one pass (n_ubatch) without flash attention, whose scores take so many rows of the whole context."""
 TEXTS = 64
 """Sequences that a model which makes vectors takes at least at once: they cost it no memory, and short texts share a call."""
+_POSITIONS = "position_embd.weight"
+"""Models with a table of positions have none beyond those that they were trained for: llama.cpp ends the process there."""
 _CELLS = 256
 """llama.cpp rounds a slot's KV cells to a multiple of it, and warns if it has to."""
 
@@ -54,7 +58,9 @@ class LoadedModel:
             _check_vocabulary(self._model)
             self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self._model))
             trained = lib.llama_model_n_ctx_train(self._model)
-            self.context_tokens = context_tokens(settings, trained, bounded=self.pooling is not None)
+            self.context_tokens = context_tokens(
+                settings, trained, bounded=self.pooling is not None or _POSITIONS in header.tensors
+            )
             if self.pooling is not None:
                 self.slots = max(self.slots, TEXTS)
             self._kv_bytes = self._check_memory(header)
@@ -93,7 +99,7 @@ class LoadedModel:
                 "gpu_offload": bool(lib.llama_supports_gpu_offload()),
                 "gpu_layers": self._gpu_layers,
                 "mmap": self._settings.mmap and bool(lib.llama_supports_mmap()),
-                "flash_attention": self._settings.flash_attention,
+                "flash_attention": self.flash_attention,
                 "kv_type": self._settings.kv_type if self.memory else "none",
                 "lora": describe(self._settings.lora),
                 "speculation": self.speculation,
@@ -108,6 +114,16 @@ class LoadedModel:
         layers = int(lib.llama_model_n_layer(self._model)) + 1
         wanted = self._settings.gpu_layers
         return layers if wanted is None else min(wanted, layers)
+
+    @property
+    def flash_attention(self) -> bool:
+        """On a CPU plain attention is twice as fast for single tokens behind a long text, and for less than a block of
+        64, which flash attention takes row by row.
+        """
+        wanted = self._settings.flash_attention
+        if wanted is not None:
+            return wanted
+        return self._gpu_layers > 0 or self._settings.kv_type != "f16" or self.pooling is not None
 
     @property
     def vector_size(self) -> int:
@@ -173,7 +189,9 @@ class LoadedModel:
             params.pooling_type = int(self.pooling)
             params.kv_unified = True
         params.n_threads = params.n_threads_batch = self.threads
-        flash = self._settings.flash_attention
+        flash = self.flash_attention
+        if not flash:
+            params.n_ubatch = _PLAIN_BATCH
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.type_k = params.type_v = KV_TYPES[self._settings.kv_type].number
         params.swa_full = True  # a window's cache keeps no old tokens, so no prefix could be reused
@@ -228,7 +246,8 @@ def _is_scarce(cause: str) -> bool:
 
 
 def _check_vocabulary(model: Any) -> None:
-    if lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)) <= 0:
+    vocabulary = lib.llama_model_get_vocab(model)
+    if lib.llama_vocab_type(vocabulary) == lib.LLAMA_VOCAB_TYPE_NONE or lib.llama_vocab_n_tokens(vocabulary) <= 0:
         raise LoadFailed("the model has no vocabulary", permanent=True)
 
 

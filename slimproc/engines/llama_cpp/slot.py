@@ -17,7 +17,7 @@ class Slot:
     in the middle of one, the KV of ``guess`` comes behind.
     """
 
-    __slots__ = ("guess", "index", "lookup", "past", "sampler", "scorer", "sequence", "tokens", "used")
+    __slots__ = ("guess", "index", "lookup", "past", "sampler", "scorer", "sequence", "sound", "tokens", "used")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -30,6 +30,8 @@ class Slot:
         """Tokens that are evaluated in this step in case the model chooses them."""
         self.tokens: list[int] = []
         self.past = 0
+        self.sound = True
+        """Whether all cells of its KV stream, used or not, hold numbers (see ``cells.py``)."""
         self.used = 0
 
     @property

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
+import string
 from typing import Any
 
 import numpy as np
 
 from slimproc.engines.grammar.vocabulary import GrammarVocabulary
 from slimproc.engines.llama_cpp.library import lib
+from slimproc.engines.llama_cpp.tokenizing import CUTS, NativeTokenizer
 from slimproc.errors import InvalidRequest
 
 _PIECE_BYTES = 256
 _LONGEST_PIECE = 1 << 14
+_LEADS = ("\n", "\x01")
+"""Texts to put before another, one of which no vocabulary melts into what comes after it."""
 
 
 class Vocabulary:
@@ -36,12 +41,14 @@ class Vocabulary:
         self._between_pair, self._after_pair = ([separator], [separator]) if bert else ([*closing, *between], closing)
         self.bos_text = self._text(bos)
         self.eos_text = self._text(eos)
-        probe = self._tokenize("x", parse_special=False)
-        self._adds_space = bool(probe) and self._piece(probe[0], special=False).startswith(b" ")
+        attributes = [lib.llama_vocab_get_attr(handle, token) for token in range(self.size)]
+        self._tokenizer = NativeTokenizer(handle, attributes)
+        self._adds_space = self._begins_with_space()
         """SentencePiece vocabularies put a space before a text, which is not the text's own."""
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        attributes = lib.llama_vocab_get_attr
-        control = [token for token in range(self.size) if attributes(handle, token) & special]
+        control = [token for token, attribute in enumerate(attributes) if attribute & special]
+        self._cuts = frozenset(token for token, attribute in enumerate(attributes) if attribute & CUTS)
+        """Tokens that are looked for before all others: what comes after one begins anew, with a space of its own."""
         self.control_texts = [text for text in map(self._text, control) if text]
         # llama.cpp marks what it takes for an end by its text as CONTROL; only ids named in the file can be others.
         named = {eos, lib.llama_vocab_eot(handle)}
@@ -52,6 +59,13 @@ class Vocabulary:
         """Tokens by which the model ends its text."""
         self.end_ids = np.array(sorted(ends), np.int64)
 
+    def _begins_with_space(self) -> bool:
+        for letter in ("x", *string.ascii_letters):
+            with contextlib.suppress(InvalidRequest):  # not every vocabulary can spell every letter
+                probe = self._tokenize(letter, parse_special=False)
+                return bool(probe) and self._piece(probe[0], special=False).startswith(b" ")
+        return False
+
     # --- text to tokens ---------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, add_bos: bool, parse_special: bool) -> list[int]:
@@ -59,22 +73,28 @@ class Vocabulary:
         tokens = self._tokenize(text, parse_special=parse_special)
         return self._with_bos(tokens) if add_bos else tokens
 
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens does ``text`` have; 0 where nothing is known."""
+        return self._tokenizer.least_tokens(text)
+
     def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
         """As ``tokenize`` with BOS, but control tokens are not parsed inside the character spans ``literals``.
 
         The spans must be in order, disjoint and within the text; ``InvalidRequest`` otherwise. Each begins and ends
         where llama.cpp would cut the text itself had it parsed the control token there, so the rest stays as it was.
         """
-        tokens: list[int] = []
+        parts: list[tuple[str, bool]] = []
         last = 0
         for start, end in literals:
             if not last <= start <= end <= len(text):
                 raise InvalidRequest("literal spans must be ordered, disjoint and inside the prompt", param="prompt")
-            tokens += self._tokenize(text[last:start], parse_special=True)
-            tokens += self._tokenize(text[start:end], parse_special=False)
+            parts += [(text[last:start], True), (text[start:end], False)]
             last = end
-        tokens += self._tokenize(text[last:], parse_special=True)
-        return self._with_bos(tokens)
+        return self._with_bos(self._joined([*parts, (text[last:], True)]))
+
+    def tokenize_continuation(self, text: str) -> list[int]:
+        """Token ids of a text that follows other tokens: no space in front that is not its own, and no control tokens."""
+        return self._continue(text, parse_special=False)
 
     def tokenize_input(self, text: str) -> list[int]:
         """Token ids of a text to embed, between the tokens that the model wants around it; control tokens are text."""
@@ -87,10 +107,28 @@ class Vocabulary:
         if template is not None:
             words = {"{query}": query, "{document}": document}
             pieces = re.split(r"(\{query\}|\{document\})", template)
-            parts = [self._tokenize(words.get(piece, piece), parse_special=piece not in words) for piece in pieces]
-            return [token for part in parts for token in part]
+            return self._joined([(words.get(piece, piece), piece not in words) for piece in pieces])
         first, second = self._tokenize(query, parse_special=False), self._tokenize(document, parse_special=False)
         return self._with_bos([*first, *self._between_pair, *second, *self._after_pair])
+
+    def _joined(self, parts: list[tuple[str, bool]]) -> list[int]:
+        """Tokens of a text in parts, each with whether its control tokens are parsed."""
+        tokens: list[int] = []
+        for text, parse_special in parts:
+            begins = not tokens or tokens[-1] in self._cuts
+            tokens += (self._tokenize if begins else self._continue)(text, parse_special=parse_special)
+        return tokens
+
+    def _continue(self, text: str, *, parse_special: bool) -> list[int]:
+        """As ``_tokenize``, of a text in the middle of another, where no space is put in front."""
+        for lead in _LEADS if self._adds_space and text else ():
+            # The space goes before the lead instead, and both are cut off again.
+            with contextlib.suppress(InvalidRequest):
+                before = self._tokenize(lead, parse_special=False)
+                tokens = self._tokenize(lead + text, parse_special=parse_special)
+                if tokens[: len(before)] == before:
+                    return tokens[len(before) :]
+        return self._tokenize(text, parse_special=parse_special)
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
         if self._bos is None or not self._adds_bos or tokens[:1] == [self._bos]:
@@ -98,22 +136,7 @@ class Vocabulary:
         return [self._bos, *tokens]
 
     def _tokenize(self, text: str, *, parse_special: bool, add_special: bool = False) -> list[int]:
-        if not text:
-            return []
-        try:
-            encoded = text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(
-                "the text holds half of a surrogate pair, which is no character", param="prompt"
-            ) from None
-        room = len(encoded) + 16
-        for _ in range(2):
-            array = (lib.llama_token * room)()
-            count = lib.llama_tokenize(self._handle, encoded, len(encoded), array, room, add_special, parse_special)
-            if count >= 0:
-                return list(array[:count])
-            room = -count
-        raise InvalidRequest("the text is too long to be tokenized", param="prompt")
+        return self._tokenizer.tokens(text, parse_special=parse_special, add_special=add_special)
 
     # --- tokens to text ---------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class Run:
         if sequence.grammar is not None:
             self.follower = Follower(sequence.grammar, ends, ignore_ends=params.ignore_eos)
             barred = frozenset()
-        adjusting = make_processors(params, sequence.prompt, vocab_size, barred)
+        adjusting = make_processors(params, sequence.prompt, vocab_size, barred, sequence.said)
         self.processors = [one for one in (self.recorder, *adjusting, self.follower) if one is not None]
         self.reader: PromptReader | None = None
         """While the prompt's own tokens are still to be scored."""
@@ -94,6 +94,9 @@ class MlxBackend:
 
     def tokenize_spans(self, text: str, literals: list[tuple[int, int]]) -> list[int]:
         return self._vocabulary.tokenize_spans(text, literals)
+
+    def tokenize_continuation(self, text: str) -> list[int]:
+        return self._vocabulary.tokenize_continuation(text)
 
     def detokenize(self, tokens: list[int]) -> bytes:
         return self._vocabulary.detokenize(tokens)

@@ -12,6 +12,7 @@ from slimproc.engines.mlx import library
 from slimproc.engines.mlx.directory import ModelDirectory
 from slimproc.engines.mlx.library import mx
 from slimproc.engines.mlx.tokenizer import Vocabulary
+from slimproc.engines.panics import is_failure
 from slimproc.errors import LoadFailed
 from slimproc.ipc.wire import ModelInfo
 from slimproc.model_path import resolve
@@ -105,7 +106,9 @@ class LoadedModel:
         """Anything that goes wrong in the libraries is the directory's fault. Only memory can come back."""
         try:
             return work()
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             lines = str(error).strip().splitlines()
             reason = (lines[0][:300] if lines else "") or type(error).__name__
             if isinstance(error, (KeyError, AttributeError, TypeError, ZeroDivisionError)):

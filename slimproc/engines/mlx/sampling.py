@@ -22,14 +22,17 @@ def make_sampler(params: SamplingParams, vocab_size: int) -> Sampler | None:
     return None if params.temperature < _GREEDY_BELOW else Sampler(params, vocab_size)
 
 
-def make_processors(params: SamplingParams, prompt: list[int], vocab_size: int, barred: frozenset[int]) -> list[Any]:
-    """What changes one sequence's logits before a token is chosen. ``barred``: tokens that never are.
+def make_processors(
+    params: SamplingParams, prompt: list[int], vocab_size: int, barred: frozenset[int], said: list[int] | None = None
+) -> list[Any]:
+    """What changes one sequence's logits before a token is chosen. ``barred``: tokens that never are. ``said``: the end
+    of ``prompt``, where that is the answer's own beginning.
 
     Raises InvalidRequest for a bias outside the vocabulary.
     """
     processors: list[Any] = []
     if params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        processors.append(Penalties(params, prompt, vocab_size))
+        processors.append(Penalties(params, prompt, vocab_size, said or []))
     bias = dict(params.logit_bias)
     _check_ids(bias, vocab_size)
     bias |= {token: float("-inf") for token in barred if 0 <= token < vocab_size}
@@ -103,11 +106,13 @@ class Penalties:
     Called once a step with all tokens so far, int32 of shape (n,), and logits, f32 of shape (1, vocabulary).
     """
 
-    def __init__(self, params: SamplingParams, prompt: list[int], vocab_size: int) -> None:
-        """Every id of ``prompt`` must be in the vocabulary."""
+    def __init__(self, params: SamplingParams, prompt: list[int], vocab_size: int, said: list[int]) -> None:
+        """Every id of ``prompt`` must be in the vocabulary, and of ``said``, which the answer has already."""
         self._repetition = params.repetition_penalty
         self._presence, self._frequency = params.presence_penalty, params.frequency_penalty
         self._counts = mx.zeros(vocab_size)
+        if said:
+            self._counts = self._counts.at[mx.array(said)].add(1.0)
         """How often the answer has each token."""
         in_prompt = mx.zeros(vocab_size)
         in_prompt[mx.array(sorted(set(prompt)))] = 1.0

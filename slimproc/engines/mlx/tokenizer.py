@@ -10,6 +10,7 @@ from slimproc.engines.grammar.vocabulary import GrammarVocabulary
 from slimproc.engines.mlx.directory import ModelDirectory
 from slimproc.engines.mlx.library import tokenizers
 from slimproc.engines.mlx.pieces import PieceDecoder
+from slimproc.engines.panics import is_failure
 from slimproc.errors import InvalidRequest
 
 _ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>"})
@@ -70,6 +71,10 @@ class Vocabulary:
         tokens += self._continue(text[last:], first=last == 0)
         return self._with_bos(tokens)
 
+    def tokenize_continuation(self, text: str) -> list[int]:
+        """Token ids of a text that follows other tokens: no space in front that is not its own, and no control tokens."""
+        return self._encode(self._rest, text, parse_special=False)
+
     def _continue(self, text: str, *, first: bool) -> list[int]:
         """Tokens of a text in the middle of another, where no space may be put in front.
 
@@ -100,7 +105,12 @@ class Vocabulary:
                 "the text holds half of a surrogate pair, which is no character", param="prompt"
             ) from None
         tokenizer.encode_special_tokens = not parse_special
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise InvalidRequest(f"the model's tokenizer failed on this text: {error}", param="prompt") from error
         return ids
 
     # --- tokens to text ---------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_what_is_not_a_line_of_its_own_is_no_script(make, clock, prompt):
         '!fake {"token_latency": "1"}',
         '!fake {"prefill_latency": 1}',
         '!fake {"prefill_steps": 1.5}',
-        '!fake {"die_at": 0}',
+        '!fake {"die_at": -1}',
         '!fake {"die_at": 1, "signal": 65}',
         '!fake {"signal": 9, "signal": 11}',
         '!fake {"logprob": 0.5}',

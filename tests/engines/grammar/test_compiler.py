@@ -114,6 +114,22 @@ def test_what_takes_too_long_is_refused_in_time_and_leaves_no_process(asker):
     assert "5 s" in outcome.message or "memory" in outcome.message
     assert time.monotonic() - began < LIMIT
     assert psutil.Process(asker.checker).children() == []
+    with pytest.raises(InvalidRequest):
+        asker.compiler.request(100, schema(ENDLESS))  # and the next one does not hold up others for as long again
+
+
+def test_a_panic_in_the_compiler_costs_one_request_and_not_its_thread(asker, monkeypatch):
+    class PanicException(BaseException):  # pyo3's own name
+        pass
+
+    def panic(*_):
+        raise PanicException("no")
+
+    asker.ask(schema(PERSON))
+    with monkeypatch.context() as patched:
+        patched.setattr(asker.compiler._bench._library, "compile_grammar", panic)
+        assert isinstance(asker.ask(schema({"type": "array"})), EngineError)
+    assert isinstance(asker.ask(schema({"type": "array"})), GrammarMatcher)
 
 
 def test_a_cancelled_one_is_never_heard_of(asker):
@@ -192,6 +208,19 @@ def test_a_cache_is_bounded_by_number_and_by_bytes():
     cache.keep(specs[0], object(), 2000)
     assert len(cache) == 1
     assert cache.bytes == 992
+
+
+def test_a_refusal_for_time_stands_for_a_minute_and_any_other_for_good():
+    now = [100.0]
+    cache = GrammarCache(clock=lambda: now[0])
+    slow, wrong = GrammarSpec("regex", "a", "p"), GrammarSpec("regex", "b", "p")
+    cache.keep_refusal(slow, "it takes more than 5 s", final=False)
+    cache.keep_refusal(wrong, "it makes no sense")
+    now[0] += 59
+    assert cache.refusal(slow) == "it takes more than 5 s"
+    now[0] += 2
+    assert cache.refusal(slow) is None
+    assert cache.refusal(wrong) == "it makes no sense"
 
 
 def test_equal_texts_of_two_kinds_are_two_grammars():

@@ -7,66 +7,63 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimproc.engines.llama_cpp.batch import Chunk, passes, plan_batch, single_gaps
+from slimproc.engines.llama_cpp.batch import Chunk, passes, plan_answers, plan_prompts, single_gaps
 from slimproc.engines.prefill import PrefillBudget
 
 
-def plan(pending, *, budget=100, room=512, fill=()):
-    return plan_batch(pending, budget=budget, room=room, can_fill=set(fill).__contains__)
+def answers(slots, *, room=512, fill=()):
+    return plan_answers(slots, room=room, can_fill=set(fill).__contains__)
 
 
 def test_running_answers_come_sorted_by_slot_whatever_their_age():
-    assert plan([(3, 1), (1, 1), (2, 1)]) == [Chunk(1, 1), Chunk(2, 1), Chunk(3, 1)]
+    assert answers([3, 1, 2]) == [Chunk(1, 1), Chunk(2, 1), Chunk(3, 1)]
 
 
 def test_a_single_gap_is_closed_by_a_filler():
-    assert plan([(0, 1), (2, 1)], fill=[1]) == [Chunk(0, 1), Chunk(1, 1, filler=True), Chunk(2, 1)]
+    assert answers([0, 2], fill=[1]) == [Chunk(0, 1), Chunk(1, 1, filler=True), Chunk(2, 1)]
 
 
 def test_a_gap_of_two_is_left_open():
-    assert plan([(0, 1), (3, 1)], fill=[1, 2]) == [Chunk(0, 1), Chunk(3, 1)]
+    assert answers([0, 3], fill=[1, 2]) == [Chunk(0, 1), Chunk(3, 1)]
 
 
 def test_a_gap_stays_open_where_the_slot_cannot_take_a_filler():
-    assert plan([(0, 1), (2, 1)]) == [Chunk(0, 1), Chunk(2, 1)]
-
-
-def test_a_waiting_prompt_closes_a_gap_with_a_token_of_its_own():
-    pending = [(4, 50), (0, 1), (1, 300), (2, 1)]
-    assert plan(pending, budget=50) == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1), Chunk(4, 50)]
+    assert answers([0, 2]) == [Chunk(0, 1), Chunk(2, 1)]
 
 
 def test_prompts_share_the_budget_oldest_first():
-    assert plan([(2, 30), (0, 30), (1, 30)], budget=45) == [Chunk(0, 15), Chunk(1, 1), Chunk(2, 30)]
-
-
-def test_running_answers_are_in_the_batch_however_small_the_budget():
-    assert plan([(0, 900), (1, 1), (2, 1)], budget=1) == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1)]
+    assert plan_prompts([(2, 30), (0, 30), (1, 30)], budget=45, room=512) == [Chunk(0, 15), Chunk(2, 30)]
 
 
 def test_the_rest_of_a_prompt_is_not_asked_for_more_than_it_has():
-    assert plan([(0, 7)], budget=100) == [Chunk(0, 7)]
+    assert plan_prompts([(0, 7)], budget=100, room=512) == [Chunk(0, 7)]
+    assert plan_prompts([], budget=100, room=512) == []
 
 
-pendings = st.dictionaries(st.integers(0, 31), st.integers(1, 40), min_size=1).map(lambda slots: list(slots.items()))
-
-
-@given(pendings, st.integers(1, 64), st.sets(st.integers(0, 31)), st.integers(32, 64))
-def test_every_plan_is_in_order_within_its_limits_and_leaves_no_answer_out(pending, budget, fillable, room):
-    chunks = plan(pending, budget=budget, room=room, fill=fillable - dict(pending).keys())
-    slots = [chunk.slot for chunk in chunks]
-    assert slots == sorted(set(slots))
-    assert sum(chunk.tokens for chunk in chunks) <= room
-    wanted = dict(pending)
+@given(st.sets(st.integers(0, 31)), st.sets(st.integers(0, 31)), st.integers(32, 64))
+def test_every_call_for_answers_is_in_order_within_its_limits_and_leaves_none_out(slots, fillable, room):
+    chunks = answers(slots, room=room, fill=fillable - slots)
+    order = [chunk.slot for chunk in chunks]
+    assert order == sorted(set(order))
+    assert len(chunks) <= room
+    assert {chunk.slot for chunk in chunks if not chunk.filler} == slots
     for chunk in chunks:
         if chunk.filler:
             assert chunk.slot in fillable
-            assert chunk.slot not in wanted
-            assert {chunk.slot - 1, chunk.slot + 1} <= set(slots)
-        else:
-            assert 1 <= chunk.tokens <= wanted[chunk.slot]
-    assert {slot for slot, tokens in pending if tokens == 1} <= set(slots)
-    assert any(not chunk.filler for chunk in chunks)
+            assert {chunk.slot - 1, chunk.slot + 1} <= set(order)
+
+
+pendings = st.dictionaries(st.integers(0, 31), st.integers(2, 40)).map(lambda slots: list(slots.items()))
+
+
+@given(pendings, st.integers(1, 64), st.integers(32, 64))
+def test_every_call_for_prompts_is_in_order_within_its_limits_and_gets_on(pending, budget, room):
+    chunks = plan_prompts(pending, budget=budget, room=room)
+    order = [chunk.slot for chunk in chunks]
+    assert order == sorted(set(order))
+    assert sum(chunk.tokens for chunk in chunks) == min(budget, room, sum(tokens for _, tokens in pending))
+    assert all(1 <= chunk.tokens <= dict(pending)[chunk.slot] for chunk in chunks)
+    assert not pending or pending[0][0] in order
 
 
 @given(st.sets(st.integers(0, 40)))
@@ -110,6 +107,18 @@ def test_running_answers_stay_under_three_times_their_quiet_step():
             quiet = machine.seconds(running, 0)
             assert machine.seconds(running, tokens) < 3 * quiet
             assert tokens == 1 or machine.seconds(running, tokens) > 1.8 * quiet, "and the prompt gets on"
+
+
+def test_where_prompts_have_a_call_of_their_own_both_calls_together_stay_under_three_quiet_ones():
+    for machine in (Machine(), Machine(weights=0.02, token=0.0005), Machine(weights=0.0001, token=0.0001)):
+        for running in (1, 4, 7, 16):
+            budget = PrefillBudget(512)
+            for _ in range(40):
+                tokens = budget.tokens(running)
+                budget.observe(running, 0, machine.seconds(running, 0))
+                budget.observe_apart(tokens, machine.seconds(0, tokens))
+            quiet = machine.seconds(running, 0)
+            assert quiet + machine.seconds(0, tokens) < 3 * quiet or tokens == 1
 
 
 def test_prompts_get_on_where_a_quiet_step_never_comes():

@@ -12,7 +12,7 @@ import pytest
 
 from slimproc.engines.backend import create
 from slimproc.errors import LoadFailed
-from tests.broken_models import broken_files, lfs_download, with_nan_weights
+from tests.broken_models import broken_files, lfs_download, with_nan_weights, without_vocabulary
 from tests.models import lora
 
 ROOT = str(Path(__file__).parents[3])
@@ -60,6 +60,12 @@ REFUSED_UNSEEN = {
     "0 tokens of context": "was trained for a context of 0 tokens",
     "unknown BOS": "its bos token is number 99999, and its vocabulary has 260 tokens",
     "unknown EOS": "its eos token is number 99999, and its vocabulary has 260 tokens",
+    "0 layers": "it says that it has 0 layers",
+    "513 layers": "it says that it has 513 layers",
+    "100,000 layers": "it says that it has 100000 layers",
+    "epsilon of NaN": "its llama.attention.layer_norm_rms_epsilon is nan",
+    "epsilon of -1": "its llama.attention.layer_norm_rms_epsilon is -1.0",
+    "infinite epsilon": "its llama.attention.layer_norm_rms_epsilon is inf",
 }
 REFUSED_BY_LLAMA_CPP = {
     "dimension 0": "has offset",
@@ -72,6 +78,7 @@ REFUSED_BY_LLAMA_CPP = {
     "0 heads": "wrong shape",
     "3 heads": "wrong shape",
     "0 KV heads": "wrong shape",
+    "3 KV heads": "wrong shape",
     "8 KV heads": "wrong shape",
     "0 wide": "wrong shape",
     "63 wide": "wrong shape",
@@ -83,8 +90,8 @@ REFUSED_BY_LLAMA_CPP = {
     "no merges": "cannot find tokenizer merges",
     "no vocabulary": "cannot find tokenizer vocab",
 }
-DIES_IN_LOAD = {"0 layers": "n_layer_all > 0", "100,000 layers": "n_layer_all <= LLAMA_MAX_LAYERS"}
-DIES_IN_THE_FIRST_STEP = {"epsilon of NaN": "eps >= 0", "epsilon of -1": "eps >= 0"}
+DIES_IN_LOAD = {"two words alike": "id_to_token.size() == token_to_id.size()"}
+DIES_IN_THE_FIRST_STEP = {"norm of integers": "binary_op: unsupported types"}
 SERVED_WITH_A_WARNING = {
     "5 tokens of vocabulary": "says that its vocabulary has 5 tokens, and it has 260",
     "2^31 tokens of vocabulary": "says that its vocabulary has 2147483648 tokens, and it has 260",
@@ -206,6 +213,14 @@ def test_a_template_that_cannot_be_parsed_is_passed_on_to_who_renders(open_engin
 def test_a_model_of_nan_fails_its_sequences_also_beside_speculation(open_engine, models, tmp_path):
     engine = open_engine(with_nan_weights(tmp_path / "nan.gguf", models / "tiny.gguf"), speculation=4)
     assert "NaN" in engine.complete("abcabcabcabc", 4).failure
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["by its header", "once it is loaded"])
+def test_a_model_without_a_vocabulary_is_refused(settings, models, tmp_path, monkeypatch, seen):
+    path = without_vocabulary(tmp_path / "model.gguf", models / "tiny.gguf")
+    if not seen:
+        monkeypatch.setattr("slimproc.engines.llama_cpp.model.check_keys", lambda *_: None)
+    assert "has no vocabulary" in refusal(settings(path))
 
 
 # --- paths that are no files ------------------------------------------------------------------------------------------

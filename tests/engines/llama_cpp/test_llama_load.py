@@ -12,6 +12,7 @@ import pytest
 from slimproc.engines.backend import create
 from slimproc.errors import LoadFailed
 from slimproc.threads import default_threads, usable_cores
+from tests.engines.llama_cpp.kinds import with_positions
 from tests.models import CHATML
 
 ROOT = str(Path(__file__).parents[3])
@@ -28,7 +29,7 @@ CHILD = textwrap.dedent("""
         print("refused", error.permanent, error.message)
     else:
         print("loaded", flush=True)
-        print("generated", engine.complete("hello", 4).failure)
+        print("generated", engine.complete("hello", 40).failure)
 """)
 
 
@@ -144,3 +145,10 @@ def test_hyper_threads_count_once_and_a_quota_counts(tmp_path, monkeypatch):
     quota.write_text("150000 100000\n")
     assert usable_cores(tmp_path, quota) == 1
     assert usable_cores(tmp_path / "nothing", tmp_path / "nothing") == 4
+
+
+def test_a_table_of_positions_bounds_the_context_and_its_last_position_is_reached(tmp_path):
+    """In a process of its own, which an assertion of llama.cpp ended behind the last position."""
+    child = in_child(with_positions(tmp_path / "gpt2.gguf"))
+    assert (child.returncode, child.stdout) == (0, "loaded\ngenerated None\n"), child.stderr
+    assert "trained for, so it is 16" in child.stderr

@@ -23,6 +23,7 @@ def test_a_smaller_kv_type_takes_fewer_bytes_and_still_answers(open_engine, wide
     engine = open_engine(wide, kv_type=kv_type, slots=2)
     assert engine.info.details["kv_bytes"] == int(2 * 256 * 2 * 2 * 2 * 32 * 2 * share)
     assert engine.info.details["kv_type"] == kv_type
+    assert engine.info.details["flash_attention"] is (kv_type != "f16"), "where it is needed"
     alone = [open_engine(wide, kv_type=kv_type, slots=1).complete(prompt, 16).text for prompt in PROMPTS[:2]]
     together = [engine.submit(prompt, 16) for prompt in PROMPTS[:2]]
     engine.finish()
@@ -47,14 +48,14 @@ def test_what_cannot_go_together_or_is_unknown_is_refused_by_name(settings, wide
         assert failure.value.permanent or not isinstance(words, str)
 
 
-def test_flash_attention_and_mmap_can_be_turned_off_and_the_details_say_it(open_engine):
+def test_flash_attention_and_mmap_can_be_switched_and_the_details_say_it(open_engine):
     plain = open_engine()
     expected = [plain.complete(prompt, 16).text for prompt in PROMPTS]
-    other = open_engine(flash_attention=False, mmap=False)
+    other = open_engine(flash_attention=True, mmap=False)
     assert [other.complete(prompt, 16).text for prompt in PROMPTS] == expected
     names = ("flash_attention", "mmap", "gpu_layers", "speculation")
-    assert [plain.info.details[name] for name in names] == [True, True, 0, 0]
-    assert [other.info.details[name] for name in names] == [False, False, 0, 0]
+    assert [plain.info.details[name] for name in names] == [False, True, 0, 0]
+    assert [other.info.details[name] for name in names] == [True, False, 0, 0]
 
 
 def test_without_mmap_nothing_is_left_mapped_that_another_could_cut_short(open_engine, tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engines.conformance import SamplingConformance
 from tests.engines.grammar_conformance import GrammarConformance
 from tests.engines.logprobs_conformance import ModelLogprobsConformance
+from tests.engines.sampling_conformance import SamplingConformance
 
 
 class TestMlx(ModelLogprobsConformance, SamplingConformance):

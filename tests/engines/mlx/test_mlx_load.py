@@ -236,6 +236,17 @@ def test_what_the_listener_of_progress_raises_comes_out_as_it_is(random_model):
         backend.load(gone)
 
 
+def test_a_library_that_panics_at_a_file_is_a_load_that_failed(random_model, monkeypatch):
+    class PanicException(BaseException):  # pyo3's own name
+        pass
+
+    def panic(_text):
+        raise PanicException("called unwrap on a None value")
+
+    monkeypatch.setattr("slimproc.engines.mlx.tokenizer._tokenizer", panic)
+    assert "called unwrap on a None value" in refusal(random_model)
+
+
 def test_without_the_library_the_load_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("slimproc.engines.mlx")]:
         monkeypatch.delitem(sys.modules, name)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slimproc.replicas.environment import _OPENBLAS
+from tests.e2e import logprob_layouts as layouts
 from tests.mlx_models import mlx_directory
 from tests.serving import CHAT, ServerProcess, wait_until
 
@@ -42,6 +43,20 @@ def test_a_completion_has_exact_usage(server):
     assert (answer.json["usage"]["prompt_tokens"], answer.json["usage"]["completion_tokens"]) == (3, 10)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("model", ["noise", "hello"])
+def test_its_log_probabilities_have_both_routes_layouts_joined_and_streamed(server, model, count):
+    layouts.check_legacy_layout(server, model, count)
+    layouts.check_chats_layout(server, model)
+    layouts.check_streamed_completion(server, model)
+    layouts.check_streamed_chat(server, model)
+
+
+def test_its_prompts_are_scored_as_every_models_are(server):
+    layouts.check_scored_prompt(server, "noise")
+    layouts.check_echo_with_answer(server, "noise")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"prompt": [5, 10**6]}, "prompt"), ({"prompt": "a", "logit_bias": {"100000": 1}}, "logit_bias")],
@@ -50,6 +65,20 @@ def test_ids_that_would_crash_the_library_are_refused(server, fields, param):
     answer = server.post("/v1/completions", {"model": "noise", "max_tokens": 4, **fields})
     assert (answer.status, answer.error["param"]) == (400, param)
     assert server.complete("abc", model="noise", max_tokens=3).status == 200
+
+
+def test_more_choices_than_slots_are_all_given_and_each_is_another(server):
+    wanted = {"model": "noise", "n": 6, "max_tokens": 8, "seed": 3, "ignore_eos": True}
+    choices = server.complete("abc", **wanted).json["choices"]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    assert len({choice["text"] for choice in choices}) == 6
+    assert server.complete("abc", **wanted).json["choices"] == choices
+
+
+def test_vectors_are_refused_with_what_the_model_can_do_instead(server):
+    assert server.get("/v1/models/noise").json["capabilities"] == ["generate"]
+    answer = server.post("/v1/embeddings", {"model": "noise", "input": "abc"})
+    assert (answer.status, answer.error["param"]) == (400, "model")
 
 
 @pytest.mark.skipif(not _OPENBLAS.exists(), reason="libopenblas0-pthread is not installed on this machine")

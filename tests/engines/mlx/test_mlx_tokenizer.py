@@ -175,3 +175,24 @@ def test_a_byte_level_word_that_is_not_spelled_in_bytes_is_taken_as_it_is():
     assert PieceDecoder({"type": "ByteLevel"}).piece("日") == "日".encode()
     assert PieceDecoder(None).piece("x") == b"x"
     assert SimpleNamespace(**vars(PieceDecoder({"type": "Metaspace", "replacement": "_"}))).strips
+
+
+class PanicException(BaseException):  # pyo3's own name
+    """What a panic in Rust code becomes: no Exception, and its class cannot be imported."""
+
+
+def raises(error):
+    def encode(*_, **__):
+        raise error
+
+    return SimpleNamespace(encode=encode)
+
+
+def test_a_tokenizer_that_panics_at_a_text_refuses_it(tmp_path):
+    made = vocabulary(tmp_path, marked("prepend"))
+    made._whole = raises(PanicException("index out of bounds"))
+    with pytest.raises(InvalidRequest, match="index out of bounds"):
+        made.tokenize("a", add_bos=False, parse_special=True)
+    made._whole = raises(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        made.tokenize("a", add_bos=False, parse_special=True)
