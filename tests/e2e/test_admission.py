@@ -141,11 +141,11 @@ def test_a_burst_far_beyond_the_slots_is_served_whole(serve, replicas):
 
 def test_a_deadline_for_which_those_ahead_leave_no_time_is_refused_at_once(serve):
     server = serve(fake(slots=1))
-    work = script(tokens=["a", "b", "c", "d"], token_latency=0.1)
+    work = script(tokens=["a", "b", "c", "d"], token_latency=0.05)
     for _ in range(3):
         assert server.complete(work).status == 200
-    ahead = [server.begin(work) for _ in range(21)]
-    server.wait_queued(20)
+    ahead = [server.begin(work) for _ in range(17)]
+    server.wait_queued(16)
     refused = server.begin(work, headers={"X-Request-Timeout": "1"}).answer()
     assert_overloaded(refused)
     assert "this request has" in refused.error["message"]

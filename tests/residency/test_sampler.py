@@ -243,6 +243,7 @@ async def test_a_driver_that_hangs_from_the_start_does_not_keep_the_host_from_be
         assert sampling.sampler.driver is None, "nobody knows which GPUs there are"
 
 
+@pytest.mark.slow
 @looped
 async def test_while_a_probe_is_silent_the_fronts_samples_come_as_often_as_they_can(probe_that):
     """Each is measured against the probe's last word, and not against the one before."""
