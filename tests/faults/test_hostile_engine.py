@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import random
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -37,6 +39,13 @@ pytestmark = pytest.mark.slow
 
 FRAMES = [(wire.STEP, wire.encode(step)) for step in STEPS] + [(wire.EVENT, wire.encode(event)) for event in EVENTS]
 SPOKEN = FRAMES + [(0, wire.encode(report)) for report in REPORTS]
+
+
+@pytest.fixture(autouse=True)
+def no_watchdog() -> Iterator[None]:
+    """An engine's loop arms it for its own process, which here is the tests'."""
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
