@@ -50,6 +50,8 @@ class ReplicaOwner(ABC):
         """Why the last life is no more, or cannot be; empty while all is well."""
         self.load_failed = False
         """The last life never became ready."""
+        self.ended_by_oom = False
+        """The last life was ended by the kernel because memory ran out."""
         self.short_of_memory = 0
         """Loads in a row, since it was last asked to start, that did not get the memory they wanted."""
         self.restarts = 0
@@ -335,6 +337,7 @@ class ReplicaOwner(ABC):
         self._quiet = self._policy.endless and reason == self.reason
         self.reason = reason
         self.load_failed = self.state is ReplicaState.STARTING
+        self.ended_by_oom = kind == "oom"
         if self.load_failed:
             self._metrics.loads["failed"] += 1
         self._metrics.engine_restarts[kind] += 1

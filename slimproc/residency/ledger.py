@@ -103,9 +103,13 @@ class Ledger:
         if entry.state != "resident":
             entry.state, entry.changed, entry.run_high = "resident", now, 0
 
-    def lost(self, owner: str, now: float) -> None:
-        """The process died but will be started again: the hold stays, the device has to be looked at anew."""
+    def lost(self, owner: str, now: float, *, took_all: bool = False) -> None:
+        """The process died but will be started again: the hold stays, the device has to be looked at anew. ``took_all``:
+        it was ended for its memory, so that what it was seen to have says nothing about what it needs.
+        """
         entry = self._active[owner]
+        if took_all:
+            entry.load_high = entry.run_high = 0
         self._note_end(entry, now)
         entry.leader, entry.attributed, entry.last, entry.others = None, 0, 0, None
 

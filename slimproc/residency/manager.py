@@ -184,7 +184,7 @@ class ResidencyManager:
             case ReplicaState.READY:
                 self._ledger.resident(unit.name, now)
             case ReplicaState.BACKOFF:
-                self._ledger.lost(unit.name, now)
+                self._ledger.lost(unit.name, now, took_all=unit.replica.ended_by_oom)
                 self._refresh(unit)
                 if self._latest is not None:
                     end_on_lost([unit], self._latest)

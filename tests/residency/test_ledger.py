@@ -315,3 +315,17 @@ def test_statistics_and_repr_tell_the_bytes(ledger):
     }
     assert repr(ledger) == f"<Ledger a loading 40 on {GPU}>"
     assert [(each.owner, each.bytes, each.state) for each in ledger.holds()] == [("a", 40, "loading")]
+
+
+def test_what_one_took_that_was_ended_for_its_memory_is_neither_held_nor_learnt(ledger):
+    """It took all that there was; to hold as much again would keep it from ever starting."""
+    ledger.hold("a", GPU, claim(20, source="estimated"), 10.0)
+    ledger.attach("a", 7)
+    ledger.resident("a", 11.0)
+    ledger.observe(sample(12.0, free=10, attributed={7: 90}))
+    assert ledger.held("a") >= 90
+    ledger.lost("a", 13.0, took_all=True)
+    assert ledger.seen("a") is None
+    assert ledger.held("a") == 20
+    ledger.observe(sample(14.0, free=100))
+    assert ledger.reload("a", 14.5)
