@@ -149,8 +149,8 @@ class AdmissionController:
         """Raise what keeps a request out, if anything does."""
         model = asked.model
         refusal = self._refusal(model)
-        if refusal is None:
-            refusal = self._paces[model].refusal(asked, self._queues[model].all(), self._slots(model))
+        if refusal is None and (waiting := self._queues[model].all()):
+            refusal = self._paces[model].refusal(asked, waiting, self._slots(model))
         if refusal is not None:
             self._metrics.reject(model, refusal)
             raise refusal

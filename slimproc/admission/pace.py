@@ -34,7 +34,7 @@ class Pace:
         """For whom those who are ``waiting`` already leave no time: it would wait for nothing but its own deadline."""
         now = time.monotonic()
         left = next_deadline(asked, started=False) - now
-        if not waiting or not slots or not 0 < left < math.inf:
+        if not slots or not 0 < left < math.inf:
             return None
         times_left = [next_deadline(one.request, started=one.started) - now for one in waiting]
         wait = policy.expected_wait(times_left, self._slot_time.median / slots)
