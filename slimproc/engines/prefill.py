@@ -5,7 +5,7 @@ from __future__ import annotations
 _STEP_STRETCH = 2.5
 """A step with prompt tokens in it takes at most so many quiet steps. The promise is 3; the rest is for noise."""
 _ALONE_SECONDS = 0.25
-"""How long a call may take while no answer is running: nothing can be cancelled meanwhile."""
+"""How long a call may take while no answer is running, or few beside many prompts: nothing can be cancelled meanwhile."""
 _ALONE_BLOCK = 64
 """Alone, a call takes whole multiples of so many: ggml reads 64 tokens 1.4 times as fast a token as 63 or 65."""
 _UNKNOWN_ALONE, _UNKNOWN_BESIDE = 64, 8
@@ -17,10 +17,15 @@ _DOWN, _UP = 0.5, 0.1
 
 
 class PrefillBudget:
-    """How many prompt tokens the next call may take, learned from how long calls took. Times in seconds."""
+    """How many prompt tokens the next call may take, learned from how long calls took. Times in seconds.
 
-    def __init__(self, most: int) -> None:
+    ``most``: what a call can take. ``least``: what makes a call worth its pass over the weights, beside answers that have a
+    call of their own; fewer only where those would take longer than ``_ALONE_SECONDS``.
+    """
+
+    def __init__(self, most: int, *, least: int = 1) -> None:
         self._most = most
+        self._least = least
         self._quiet: dict[int, float] = {}
         """Seconds of a step without prompt tokens, by the number of running answers."""
         self._measured: set[int] = set()
@@ -29,8 +34,11 @@ class PrefillBudget:
         """Seconds that one prompt token adds to a step with running answers."""
         self._alone: float | None = None
 
-    def tokens(self, running: int) -> int:
-        """Prompt tokens for a call with ``running`` answers in it; at least 1, so that every prompt gets on."""
+    def tokens(self, running: int, prompts: int = 1) -> int:
+        """Prompt tokens for the next call, beside ``running`` answers; at least 1, so that every prompt gets on.
+
+        ``prompts``: how many there are. Where more wait for their first token than for their next one, those come first.
+        """
         if running == 0:
             if self._alone is None:
                 return min(_UNKNOWN_ALONE, self._most)
@@ -38,13 +46,16 @@ class PrefillBudget:
             return min(blocks * _ALONE_BLOCK, self._most)
         quiet, price = self._quiet_step(running), self._beside or self._alone
         if quiet is None or price is None:
-            return min(_UNKNOWN_BESIDE, self._most)
+            return min(max(_UNKNOWN_BESIDE, self._least), self._most)
         if running in self._measured:
             # A token costs the same whosever it is, but for what it attends to: none of a prompt costs much more than an
             # answer's. A busy machine's measurements say otherwise, and feed on themselves: the fewer tokens share the
             # noise, the dearer each seems.
             price = min(price, _DEARER * quiet / running)
-        return min(max(int((_STEP_STRETCH - 1) * quiet / price), 1), self._most)
+        promised = (_STEP_STRETCH - 1) * quiet
+        wanted = max(promised * prompts / running, self._least * price)
+        seconds = max(promised, min(wanted, _ALONE_SECONDS))
+        return min(max(int(seconds / price), 1), self._most)
 
     def observe(self, running: int, prompt_tokens: int, seconds: float) -> None:
         """Learn from a call with ``running`` answers and ``prompt_tokens`` tokens of prompts that took ``seconds``."""

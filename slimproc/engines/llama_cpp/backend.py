@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from slimproc.engines.backend import Event, SequenceFailed
 from slimproc.engines.grammar.vocabulary import GrammarVocabulary
-from slimproc.engines.llama_cpp.batch import Chunk, plan_answers, plan_prompts
+from slimproc.engines.llama_cpp.batch import WORTH_A_CALL, Chunk, plan_answers, plan_prompts
 from slimproc.engines.llama_cpp.cells import Cells
 from slimproc.engines.llama_cpp.embedder import Embedder
 from slimproc.engines.llama_cpp.library import lib, native_log
@@ -52,7 +52,7 @@ class LlamaCppBackend:
         self._cells = Cells(model.memory, self._slots, streams=model.rewinds)
         self._active: dict[int, Slot] = {}
         """By rid, oldest first."""
-        self._budget = PrefillBudget(BATCH)
+        self._budget = PrefillBudget(BATCH, least=WORTH_A_CALL)
         self._filler: int | None = None
         """A token whose values are known to be numbers."""
         self._uses = 0
@@ -154,7 +154,7 @@ class LlamaCppBackend:
         prompts = [one for one in due if one[1] > 1]
         calls = [
             plan_answers(answers, room=BATCH, can_fill=self._can_fill),
-            plan_prompts(prompts, budget=self._budget.tokens(len(answers)), room=BATCH),
+            plan_prompts(prompts, budget=self._budget.tokens(len(answers), len(prompts)), room=BATCH),
         ]
         guessed = bool(self._model.speculation and not prompts and self._guess(calls[0]))
         events: list[Event] = []

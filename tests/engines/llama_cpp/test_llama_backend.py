@@ -66,7 +66,9 @@ def test_batches_are_sorted_and_a_gap_is_closed_by_a_filler_that_leaves_no_trace
     engine = open_engine()
     expected = [engine.complete(prompt, 40).text for prompt in PROMPTS[:4]]
     engine = open_engine()
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 100)  # all begin before the first ends
+    monkeypatch.setattr(
+        engine.backend._budget, "tokens", lambda _running, _prompts: 100
+    )  # all begin before the first ends
     generations = [engine.submit(prompt, 40) for prompt in PROMPTS[:4]]
     for generation in generations:
         engine.until_generating(generation)
@@ -135,15 +137,15 @@ def test_no_call_takes_more_of_prompts_than_the_budget_and_the_budget_hears_what
         engine.until_generating(answer)
     observed, apart = [], []
     budget = engine.backend._budget
-    monkeypatch.setattr(budget, "tokens", lambda running: 10 * running)
+    monkeypatch.setattr(budget, "tokens", lambda running, _prompts: 10 * running)
     monkeypatch.setattr(budget, "observe", lambda *took: observed.append(took[:2]))
     monkeypatch.setattr(budget, "observe_apart", lambda tokens, _: apart.append(tokens))
     batches = Batches(engine, monkeypatch)
     long = [engine.submit(text * 45, 4) for text in "xy"]
     engine.until_generating(long[1])
-    assert [len(batch) for batch in batches.seen] == [2, 20, 2, 20, 2, 5 + 15, 3, 30]
-    assert observed == [(2, 0), (2, 0), (2, 0), (3, 0)]
-    assert apart == [20, 20, 20, 30]
+    assert [len(batch) for batch in batches.seen] == [2, 20, 2, 25, 3, 30, 3, 15], "25 end a prompt"
+    assert observed == [(2, 0), (2, 0), (3, 0), (3, 0)]
+    assert apart == [20, 25, 30, 15]
 
 
 def test_every_slot_has_the_whole_context(open_engine):

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimproc.engines.llama_cpp.batch import Chunk, passes, plan_answers, plan_prompts, single_gaps
+from slimproc.engines.llama_cpp.batch import WORTH_A_CALL, Chunk, passes, plan_answers, plan_prompts, single_gaps
 from slimproc.engines.prefill import PrefillBudget
 
 
@@ -33,6 +33,18 @@ def test_a_gap_stays_open_where_the_slot_cannot_take_a_filler():
 
 def test_prompts_share_the_budget_oldest_first():
     assert plan_prompts([(2, 30), (0, 30), (1, 30)], budget=45, room=512) == [Chunk(0, 15), Chunk(2, 30)]
+
+
+def test_a_prompt_that_somewhat_more_would_end_is_read_to_its_end():
+    assert plan_prompts([(0, 18)], budget=16, room=512) == [Chunk(0, 18)]
+    assert plan_prompts([(0, 21)], budget=16, room=512) == [Chunk(0, 16)]
+    assert plan_prompts([(0, 18)], budget=16, room=16) == [Chunk(0, 16)]
+
+
+def test_no_small_piece_of_another_prompt_is_added_that_would_cost_a_pass_of_its_own():
+    assert plan_prompts([(0, 10), (1, 30)], budget=17, room=512) == [Chunk(0, 10)]
+    assert plan_prompts([(0, 10), (1, 30)], budget=18, room=512) == [Chunk(0, 10), Chunk(1, 8)]
+    assert plan_prompts([(0, 10), (1, 3)], budget=13, room=512) == [Chunk(0, 10), Chunk(1, 3)]
 
 
 def test_the_rest_of_a_prompt_is_not_asked_for_more_than_it_has():
@@ -61,7 +73,8 @@ def test_every_call_for_prompts_is_in_order_within_its_limits_and_gets_on(pendin
     chunks = plan_prompts(pending, budget=budget, room=room)
     order = [chunk.slot for chunk in chunks]
     assert order == sorted(set(order))
-    assert sum(chunk.tokens for chunk in chunks) == min(budget, room, sum(tokens for _, tokens in pending))
+    total = sum(chunk.tokens for chunk in chunks)
+    assert min(budget, room, sum(tokens for _, tokens in pending)) - 8 < total <= min(budget + budget // 4, room)
     assert all(1 <= chunk.tokens <= dict(pending)[chunk.slot] for chunk in chunks)
     assert not pending or pending[0][0] in order
 
@@ -112,13 +125,33 @@ def test_running_answers_stay_under_three_times_their_quiet_step():
 def test_where_prompts_have_a_call_of_their_own_both_calls_together_stay_under_three_quiet_ones():
     for machine in (Machine(), Machine(weights=0.02, token=0.0005), Machine(weights=0.0001, token=0.0001)):
         for running in (1, 4, 7, 16):
-            budget = PrefillBudget(512)
+            budget = PrefillBudget(512, least=WORTH_A_CALL)
             for _ in range(40):
                 tokens = budget.tokens(running)
                 budget.observe(running, 0, machine.seconds(running, 0))
                 budget.observe_apart(tokens, machine.seconds(0, tokens))
             quiet = machine.seconds(running, 0)
-            assert quiet + machine.seconds(0, tokens) < 3 * quiet or tokens == 1
+            assert quiet + machine.seconds(0, tokens) < 3 * quiet or tokens <= WORTH_A_CALL
+
+
+def test_beside_few_answers_a_call_takes_as_many_tokens_as_make_it_worth_its_pass_unless_they_take_long():
+    for token, expected in ((0.01, WORTH_A_CALL), (0.05, 5), (0.5, 3)):
+        budget = PrefillBudget(512, least=WORTH_A_CALL)
+        for _ in range(40):
+            tokens = budget.tokens(1)
+            budget.observe(1, 0, 2 * token)
+            budget.observe_apart(tokens, token * tokens)
+        assert tokens == expected
+
+
+def test_where_more_wait_for_their_first_token_than_for_their_next_those_come_first_for_a_quarter_of_a_second_at_most():
+    budget, machine = PrefillBudget(512), Machine()
+    for _ in range(40):
+        budget.observe(4, 0, machine.seconds(4, 0))
+        budget.observe_apart(16, machine.seconds(0, 16))
+    one, four, eight, many = (budget.tokens(4, prompts) for prompts in (1, 4, 8, 1000))
+    assert one == four < eight < many
+    assert machine.seconds(0, many) < 0.3
 
 
 def test_prompts_get_on_where_a_quiet_step_never_comes():
@@ -148,6 +181,7 @@ def test_noise_does_not_starve_a_prompt():
 
 
 def test_the_first_chunks_beside_answers_are_small_while_nothing_is_known():
+    assert PrefillBudget(512, least=WORTH_A_CALL).tokens(3) == WORTH_A_CALL
     assert PrefillBudget(512).tokens(3) <= 8
 
 

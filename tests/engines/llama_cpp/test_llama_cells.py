@@ -72,7 +72,7 @@ def test_a_prompt_of_nan_harms_nobody_who_runs_beside_it_or_comes_while_others_r
 def test_what_is_cancelled_in_the_middle_of_a_prompt_of_nan_harms_nobody(open_here, monkeypatch):
     engine = open_here(1)
     alone = engine.complete(HEALTHY, 8).text
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 100)
+    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running, _prompts: 100)
     gone = engine.submit(BAD + SPOILED[:50] + "a" * 100, 8)
     engine.step()
     if not gone.ended:
@@ -82,7 +82,7 @@ def test_what_is_cancelled_in_the_middle_of_a_prompt_of_nan_harms_nobody(open_he
 
 def test_a_prompt_of_nan_is_given_up_at_its_first_part(open_here, monkeypatch):
     engine = open_here(1)
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 20)
+    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running, _prompts: 20)
     spoiled = engine.submit(BAD + "a" * 200, 8)
     engine.step()
     assert "NaN" in spoiled.failure
@@ -90,8 +90,8 @@ def test_a_prompt_of_nan_is_given_up_at_its_first_part(open_here, monkeypatch):
 
 def test_the_sound_part_of_a_cancelled_prompt_is_kept(open_engine, models, monkeypatch):
     engine = open_engine(slots=1)
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 100)
-    gone = engine.submit(HEALTHY + "tail", 8)
+    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running, _prompts: 100)
+    gone = engine.submit(HEALTHY + "tail" * 10, 8)
     engine.step()
     engine.cancel(gone)
     assert engine.submit(HEALTHY + "other", 8).sequence.cached_tokens == 100
@@ -104,7 +104,7 @@ def test_a_prompt_does_not_copy_cells_of_nan_that_come_after_what_they_share(
     path = with_a_token_of_nan(tmp_path / "nan.gguf", models / "tiny.gguf", byte(BAD))
     alone = open_engine(path).complete(HEALTHY, 8).text
     engine = open_engine(path, slots=2, flash_attention=False)
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 120)
+    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running, _prompts: 120)
     spoiled = engine.submit(HEALTHY[:100] + BAD + "a" * 100, 8)
     for _ in range(1):
         engine.backend.step()  # and what it says is not heard yet

@@ -218,7 +218,7 @@ def test_a_refused_batch_leaves_no_guess_behind(open_engine, oracle, monkeypatch
 
 def test_a_prompt_that_comes_in_does_not_wait_for_guesses(open_engine, oracle, monkeypatch):
     engine = open_engine(speculation=4, context=600)
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 16)
+    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running, _prompts: 16)
     running = engine.submit(PROMPTS[0], None, ignore_eos=True)
     engine.until_generating(running)
     long = engine.submit("x" * 200, 4)
@@ -233,7 +233,7 @@ def test_a_prompt_that_comes_in_does_not_wait_for_guesses(open_engine, oracle, m
 def test_every_guess_of_a_call_is_as_long_and_there_is_none_beside_a_filler(open_engine, oracle, monkeypatch):
     """Unequal numbers of tokens would cost passes over the weights."""
     engine = open_engine(speculation=4)
-    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running: 100)
+    monkeypatch.setattr(engine.backend._budget, "tokens", lambda _running, _prompts: 100)
     sizes = []
     fill = engine.backend._batch.fill
 
