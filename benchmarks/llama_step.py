@@ -1,19 +1,24 @@
 """Where a step of the llama_cpp backend goes: tokens a second, and the share of filling, llama_decode, sampling, the rest.
 
     python benchmarks/llama_step.py [--model PATH] [--sequences 1 4 8 16] [--steps 200] [--threads N] [--prompt-tokens 32]
-        [--slots N] [--context TOKENS] [--modes greedy ...] [--json]
+        [--slots N] [--context TOKENS] [--modes greedy ...] [--in-slots 0 2 5 ...] [--without fillers|order] [--json]
 
 Runs inside one process: no ring, no front, no HTTP. The text work of ``Sequence`` is counted in, as the engine's loop does it.
+With ``--in-slots`` the sequences go where they would not go by themselves, and ``--without`` breaks a rule of the batch.
 """
 
 import argparse
+import itertools
 import json
 import random
 import time
 
 from scenario import SMOLLM2
 
+from slimproc.engines.llama_cpp import backend as rules
 from slimproc.engines.llama_cpp.backend import LlamaCppBackend
+from slimproc.engines.llama_cpp.batch import Chunk
+from slimproc.engines.llama_cpp.slots import Choice
 from slimproc.engines.sequence import Sequence
 from slimproc.ipc.wire import Submit
 from slimproc.request import SamplingParams
@@ -60,6 +65,21 @@ class Clocked(LlamaCppBackend):
         return events
 
 
+def place(slots):
+    """The next sequences take these slots, in this order, and then the same again."""
+    due = itertools.cycle(slots)
+    rules.choose_slot = lambda _prompt, _views, **_: Choice(next(due), 0)
+
+
+def do_without(rule):
+    """``fillers`` in single gaps, or the ``order`` of answers by their slots: then it is that in which they came."""
+    plan = rules.plan_answers
+    if rule == "fillers":
+        rules.plan_answers = lambda slots, **others: plan(slots, **others | {"can_fill": lambda _: False})
+    else:
+        rules.plan_answers = lambda slots, **_: [Chunk(slot, 1) for slot in slots]
+
+
 def measure(backend, info, *, sequences, steps, prompt_tokens, sampling):
     """One row: tokens a second, milliseconds a step and its parts, over ``steps`` steps in which all decode."""
     words = random.Random(1)
@@ -96,6 +116,10 @@ def advance(events):
 def main():
     options = parse()
     slots = options.slots or max(options.sequences)
+    if options.in_slots:
+        place(options.in_slots)
+    if options.without:
+        do_without(options.without)
     context = options.context or options.prompt_tokens + options.steps + 600
     settings = EngineSettings(
         model="bench", backend="llama_cpp", path=options.model, slots=slots, context=context, threads=options.threads
@@ -123,6 +147,8 @@ def parse():
     parser.add_argument("--slots", type=int, help="as many as the most sequences, without it")
     parser.add_argument("--context", type=int, help="tokens of a slot; somewhat more than is needed, without it")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--in-slots", type=int, nargs="+", help="as many as sequences, in the order in which they come")
+    parser.add_argument("--without", choices=["fillers", "order"])
     parser.add_argument("--json", action="store_true", help="a line of JSON a row")
     return parser.parse_args()
 

@@ -27,6 +27,7 @@ import replicas
 import ring_scenario
 import serving
 import startup
+import steps
 import swapping
 from command import main
 
@@ -34,6 +35,7 @@ SCENARIOS = [
     *ring_scenario.SCENARIOS,
     *serving.SCENARIOS,
     *engines.SCENARIOS,
+    *steps.SCENARIOS,
     *prefix.SCENARIOS,
     *overload.SCENARIOS,
     *many_streams.SCENARIOS,

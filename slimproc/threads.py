@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_TOPOLOGY = Path("/sys/devices/system/cpu")
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+from slimproc import cgroups
+
+_TOPOLOGY = "sys/devices/system/cpu"
+_UNLIMITED = 1 << 20
 
 
-def usable_cores(topology: Path = _TOPOLOGY, quota: Path = _QUOTA) -> int:
-    """Physical cores among the CPUs this process may run on, at most its container's quota; at least 1.
+def usable_cores(root: Path = cgroups.ROOT) -> int:
+    """Physical cores among the CPUs this process may run on, at most the quota of its container or unit; at least 1.
 
     Two hyper-threads of a core share the vector units that this work is made of, so a core counts once.
     """
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_siblings(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list", cpu) for cpu in cpus}
-    return max(1, min(len(cores), _quota_cpus(quota)))
+    cores = {_siblings(root / _TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list", cpu) for cpu in cpus}
+    return max(1, min([len(cores), *map(_quota_cpus, cgroups.groups("cpu", root))]))
 
 
 def default_threads(cores: int) -> int:
@@ -36,10 +38,12 @@ def _siblings(path: Path, cpu: int) -> str:
         return str(cpu)
 
 
-def _quota_cpus(path: Path) -> int:
-    """Whole CPUs that the control group may use; very many where it has no limit."""
+def _quota_cpus(group: cgroups.Group) -> int:
+    """Whole CPUs that the group may use; very many where it has no limit."""
+    files = ("cpu.max",) if group.version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        limit, period = path.read_text().split()
-        return max(1, int(limit) // int(period))
-    except (OSError, ValueError):
-        return 1 << 20
+        limit, period = " ".join(Path(group.folder, file).read_text() for file in files).split()
+        quota = int(limit) // int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return _UNLIMITED
+    return _UNLIMITED if int(limit) < 0 else max(1, quota)

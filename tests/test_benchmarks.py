@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 60
 EVERYTHING = 280
 """Seconds for a quick run of all scenarios, which take turns."""
-UNNUMBERED = ["gemma", "long-prompts", "overhead", "queueing", "replicas"]
+UNNUMBERED = ["gemma", "long-prompts", "overhead", "queueing", "replicas", "steps"]
 """Scenarios that show no target, by name."""
 
 
@@ -297,6 +297,21 @@ def test_one_replica_and_two_have_as_many_slots_and_their_memory_is_told(results
         assert {"front", "engines", "others"} == set(seen["memory_mib"])
         assert set(seen["1"]) == set(seen["2"]) >= {"tokens_per_s", "first_p50_ms", "cpu_s"}
     assert comparisons[-1]["values"][one["side"]] == [pytest.approx(one["memory_mib"]["engines"]["peak"])]
+
+
+def test_each_rule_of_a_batch_is_held_against_the_same_step_without_it(results: Path) -> None:
+    comparisons = document(results, "steps")["comparisons"]
+    shares, rules = comparisons[:4], comparisons[4:]
+    for share in shares:
+        (percent,) = share["values"]["slimproc"]
+        assert (share["target"], share["lower_is_better"]) == (3.0, True)
+        assert 0 < percent < 100
+    assert len(rules) == 4
+    for rule in rules:
+        kept, broken = rule["runs"]
+        assert kept["side"].startswith("slimproc, ")
+        assert kept["sequences"] == broken["sequences"]
+        assert rule["values"][broken["side"]] == [pytest.approx(broken["ms"], rel=1e-3)]
 
 
 def test_another_model_is_measured_where_it_is(results: Path) -> None:

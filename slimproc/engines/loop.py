@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slimproc.engines.acceptance import Acceptance
 from slimproc.engines.backend import Embedded, Produced, PromptScored, Scored, SequenceFailed
 from slimproc.engines.grammar.compiler import GrammarCompiler
+from slimproc.engines.lobby import Lobby
 from slimproc.engines.pooled import frames
 from slimproc.engines.sequence import Sequence, joined
 from slimproc.errors import EngineError, InvalidRequest
@@ -59,8 +60,7 @@ class EngineLoop:
         """From the first request that needs it."""
         self._retired: Sequence | None = None
         """The one that ended last, in this step."""
-        self._awaiting: dict[int, tuple[Sequence, wire.Submit]] = {}
-        """Sequences that have their slot and wait for their grammar before they join the batch."""
+        self._lobby = Lobby()
         self._pending: list[wire.Tok] = []
         """Items that arose between two steps (an echo, a cancellation); they go out with the next frame."""
         self._stopping = False
@@ -89,6 +89,7 @@ class EngineLoop:
     def _take_commands(self) -> bool:
         """Handle what has come; wait for it only while there is nothing else to do. False: stop."""
         while not self._stopping:
+            self._let_in()
             timeout_ms = self._patience()
             if self._publisher.backlog and not self._wait_for_space(timeout_ms):
                 continue
@@ -103,7 +104,7 @@ class EngineLoop:
         """How long to wait for commands, in milliseconds; None: until one comes."""
         if not self._sequences:
             self._go_idle()
-            return _LONGEST_WAIT * 1000 if self._awaiting else None
+            return _LONGEST_WAIT * 1000 if self._lobby.compiling else None
         wait = self._backend.poll_interval
         return 0.0 if wait is None else min(max(wait, 0.0), _LONGEST_WAIT) * 1000
 
@@ -140,12 +141,22 @@ class EngineLoop:
             if command.grammar is not None and sequence.limit:
                 sequence.grammar = self._compiler().request(command.rid, command.grammar)
                 if sequence.grammar is None:
-                    self._awaiting[command.rid] = sequence, command
+                    if self._lobby.await_grammar(sequence, command):
+                        self._say(wire.Aside(command.rid, aside=True))
                     return
         except (InvalidRequest, EngineError) as error:
-            self._fail(command.rid, error.code, error.message, error.param)
+            self._refuse(command, error)
             return
-        self._join(sequence, command)
+        self._enter(sequence, command)
+
+    def _embed(self, command: wire.Embed) -> None:
+        try:
+            self._require_slot()
+            sequence = self._acceptance.pooled(command)
+        except (InvalidRequest, EngineError) as error:
+            self._refuse(command, error)
+            return
+        self._enter(sequence, command)
 
     def _compiler(self) -> GrammarCompiler:
         if self._grammars is None:
@@ -155,26 +166,41 @@ class EngineLoop:
 
     def _take_grammars(self, grammars: GrammarCompiler) -> None:
         for rid, outcome in grammars.done():
-            sequence, command = self._awaiting.pop(rid)
+            sequence, command, lent = self._lobby.compiled(rid)
             if isinstance(outcome, InvalidRequest | EngineError):
-                self._fail(rid, outcome.code, outcome.message, outcome.param)
+                self._refuse(command, outcome)
                 continue
             sequence.grammar = outcome
+            if lent:
+                self._say(wire.Aside(rid, aside=False))
             with self._inside(rid):
-                self._join(sequence, command)
+                self._enter(sequence, command)
 
-    def _join(self, sequence: Sequence, command: wire.Submit) -> None:
-        joins = sequence.limit > 0 or sequence.scores_prompt
+    def _enter(self, sequence: Sequence, command: wire.Start) -> None:
+        """Into the batch, after those that wait for room in it."""
+        if self._lobby.entering is not None or len(self._sequences) >= self._model.slots:
+            self._lobby.await_room(sequence, command)
+        else:
+            self._join(sequence, command)
+
+    def _let_in(self) -> None:
+        while (rid := self._lobby.entering) is not None and len(self._sequences) < self._model.slots:
+            with self._inside(rid):
+                self._join(*self._lobby.pop_entering())
+
+    def _join(self, sequence: Sequence, command: wire.Start) -> None:
+        joins = sequence.limit > 0 or sequence.scores_prompt or isinstance(command, wire.Embed)
         try:
             if joins:
                 self._backend.add(sequence)
         except (InvalidRequest, EngineError) as error:
-            self._fail(command.rid, error.code, error.message, error.param)
+            self._refuse(command, error)
             return
-        if sequence.scores_prompt:
-            sequence.echo_text = self._acceptance.prompt_text(command)  # it goes out once the prompt was evaluated
-        elif command.echo:
-            self._pending.append(wire.Tok(command.rid, self._acceptance.prompt_text(command), 0))
+        if isinstance(command, wire.Submit) and command.echo:
+            if sequence.scores_prompt:
+                sequence.echo_text = self._acceptance.prompt_text(command)  # it goes out once the prompt was evaluated
+            else:
+                self._pending.append(wire.Tok(command.rid, self._acceptance.prompt_text(command), 0))
         if joins:
             self._sequences[command.rid] = sequence
             self._phase = 0
@@ -182,19 +208,8 @@ class EngineLoop:
             self._pending.append(sequence.end(Finish.LENGTH))
             self._publish_pending()
 
-    def _embed(self, command: wire.Embed) -> None:
-        try:
-            self._require_slot()
-            sequence = self._acceptance.pooled(command)
-            self._backend.add(sequence)
-        except (InvalidRequest, EngineError) as error:
-            self._fail(command.rid, error.code, f"{command.name}: {error.message}", command.name)
-            return
-        self._sequences[command.rid] = sequence
-        self._phase = 0
-
     def _require_slot(self) -> None:
-        if len(self._sequences) + len(self._awaiting) >= self._model.slots:
+        if self._lobby.slots_taken(self._sequences) >= self._model.slots:
             raise EngineError("the engine has no free slot")
 
     def _cancel(self, rid: int) -> None:
@@ -202,11 +217,12 @@ class EngineLoop:
         if sequence is not None:
             self._backend.remove(sequence)
             self._phase = 0
-        elif rid in self._awaiting:
-            self._compiler().cancel(rid)
-            sequence, _ = self._awaiting.pop(rid)
         else:
-            return  # it ended while the command was on its way
+            sequence = self._lobby.leave(rid)
+            if sequence is None:
+                return  # it ended while the command was on its way
+            if self._grammars is not None:
+                self._grammars.cancel(rid)
         self._pending.append(sequence.end(Finish.CANCELLED))
         self._publish_pending()
 
@@ -219,7 +235,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         if not self._sequences:
-            if self._awaiting:  # a compilation has a deadline of its own; to wait for it is no stall
+            if self._lobby.compiling:  # a compilation has a deadline of its own; to wait for it is no stall
                 self._mark_step(time.monotonic_ns())
             return
         self._note_phase()
@@ -292,6 +308,12 @@ class EngineLoop:
             return
         for part in frames(event.sequence, event.vector, self._ring.max_payload):
             self._publisher.publish_event(part)
+
+    def _refuse(self, command: wire.Start, error: InvalidRequest | EngineError) -> None:
+        if isinstance(command, wire.Embed):
+            self._fail(command.rid, error.code, f"{command.name}: {error.message}", command.name)
+        else:
+            self._fail(command.rid, error.code, error.message, error.param)
 
     def _fail(self, rid: int, code: str, message: str, param: str | None = None) -> None:
         self._publish_pending()

@@ -1,7 +1,7 @@
 """All messages that cross a process border, as frozen tagged structs; encoders and decoders are built once.
 
 Three streams: *commands* go down the control socket (front to engine), *reports* come up it (load progress, READY,
-answers to questions), and *frames* come up the ring (tokens, and what ends a sequence). Instants are monotonic.
+answers to questions, slots that are not needed for now), and *frames* come up the ring (tokens, and what ends a sequence). Instants are monotonic.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
-    """``question`` numbers the answer; control tokens in ``text`` are parsed only when ``special``."""
+    """``question`` numbers the answer. ``add_special``: with the model's own first and last tokens; ``parse_special``:
+    control tokens in ``text`` are parsed.
+    """
 
     question: int
     text: str
@@ -156,7 +158,20 @@ class QuestionRefused(msgspec.Struct, frozen=True, tag="question_refused"):
     param: str | None = None
 
 
-Report = Progress | Ready | LoadRefused | Tokenized | Detokenized | QuestionRefused
+MOST_ASIDE: Final = 32
+"""Sequences of an engine that may be set aside at once: they have left admission's queue, which has a limit of its own."""
+
+
+class Aside(msgspec.Struct, frozen=True, tag="aside"):
+    """A sequence waits for its grammar, and others may have its slot meanwhile; or (False) it wants one again, and gets
+    the next that becomes free in the engine.
+    """
+
+    rid: int
+    aside: bool
+
+
+Report = Progress | Ready | LoadRefused | Tokenized | Detokenized | QuestionRefused | Aside
 
 # --- frames: engine to front, through the ring ---------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import threading
 
 import openai
@@ -179,6 +180,28 @@ def test_streams_go_on_while_a_grammar_takes_too_long_and_it_is_refused(demo):
     assert refusals[0].status == 400
     assert heard > 20
     assert demo.replica()["pid"] == pid
+
+
+def test_requests_without_a_grammar_do_not_wait_for_many_slow_ones(serve, tiny_model):
+    """Twice as many as there are slots, each of which takes seconds, one after the other, until it is refused."""
+    server = serve(model(tiny_model))
+    slow = [server.begin("x", guided_json=ENDLESS | {"multipleOf": 999_983 - 2 * place}) for place in range(8)]
+    server.wait_sequences(8)
+    for _ in range(8):
+        assert server.complete("x", max_tokens=2).status == 200
+    readable, _, _ = select.select([one.sock for one in slow], [], [], 0)
+    assert len(readable) < 4, "with a slot for each that waits, half of them would have had to be refused before"
+    assert slow[0].answer().status == 400
+    for one in slow[1:]:
+        one.reset()
+    server.wait_sequences(0)
+
+
+def test_more_good_grammars_than_slots_are_all_followed(serve, tiny_model):
+    """They come at once, none of them known."""
+    server = serve(model(tiny_model, slots=2))
+    asked = [server.begin("x", max_tokens=20, guided_choice=[f"yes{place}"]) for place in range(9)]
+    assert [one.answer().text for one in asked] == [f"yes{place}" for place in range(9)]
 
 
 def test_who_leaves_while_a_grammar_compiles_gives_the_slot_back(serve, tiny_model):

@@ -32,6 +32,7 @@ REPORTS = [
     wire.Tokenized(1, [1]),
     wire.Detokenized(2, "é"),
     wire.QuestionRefused(3, "no", "tokens"),
+    wire.Aside(4, aside=True),
 ]
 
 

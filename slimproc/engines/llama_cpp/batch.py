@@ -40,7 +40,7 @@ def plan_prompts(pending: Iterable[tuple[int, int]], *, budget: int, room: int) 
 
     ``pending``: (slot, tokens not yet evaluated) of each, oldest first.
     """
-    chunks = []
+    chunks: list[Chunk] = []
     left = min(budget, room)
     for slot, tokens in pending:
         if left <= 0 or (chunks and left < min(tokens, _LEAST_PIECE)):

@@ -56,7 +56,8 @@ class LoadedModel:
             self._model = _load(str(path), settings, progress)
             self.pooling = pooling_of(self._model, header, settings.pooling)
             _check_vocabulary(self._model)
-            self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self._model))
+            pre = str(header.values.get("tokenizer.ggml.pre", ""))
+            self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self._model), pre)
             trained = lib.llama_model_n_ctx_train(self._model)
             self.context_tokens = context_tokens(
                 settings, trained, bounded=self.pooling is not None or _POSITIONS in header.tensors

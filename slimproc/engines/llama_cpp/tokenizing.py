@@ -1,12 +1,14 @@
-"""NativeTokenizer: text to token ids by llama.cpp, which some texts would have end the process: they are refused, or get
-the room that they need.
+"""NativeTokenizer: text to token ids by llama.cpp, which some texts would have end the process or work for hours: they are
+refused, get the room that they need, or are written and cut so that their tokens stay the same.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import threading
+from itertools import pairwise
 from typing import Any
 
 from slimproc.engines.llama_cpp.library import lib
@@ -24,15 +26,26 @@ _SHALLOW = 4_000
 _STACK_PER_CHARACTER, _LEAST_STACK = 1 << 10, 16 << 20
 """Bytes. Many a vocabulary cuts texts into words by std::regex, which calls itself for every character of a word and
 takes 324 bytes each time: 26,000 letters without a space end a process whose stack is 8 MiB."""
+_IN_THREES = "superbpe"
+"""The kind of vocabulary (``tokenizer.ggml.pre``) that groups digits by three from the right, and looks for that at each of
+them through to the row's end: 100,000 digits take minutes, a million hours."""
+_ROW = 48
+"""Digits of a piece into which a longer row is cut, a multiple of three: two microseconds a digit."""
+_LONG_ROW = re.compile(f"[0-9]{{{_ROW + 1},}}")
+_BLANKS_APART = "whitespace"
+"""The kind that sets the blanks between two words apart as they are, and ends the process where there is more than one."""
+_BLANKS = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{2,}")
+"""As llama.cpp counts them."""
 
 
 class NativeTokenizer:
     """Of one vocabulary, and as long as that lives."""
 
-    def __init__(self, handle: Any, attributes: list[int]) -> None:
-        """``attributes``: llama.cpp's, of each token."""
+    def __init__(self, handle: Any, attributes: list[int], pre: str) -> None:
+        """``attributes``: llama.cpp's, of each token. ``pre``: how texts are cut into words, as the file names it."""
         self._handle = handle
         self._attributes = attributes
+        self._pre = pre
         kind = lib.llama_vocab_type(handle)
         self._by_regex = kind == lib.LLAMA_VOCAB_TYPE_BPE
         self._by_letters = kind == lib.LLAMA_VOCAB_TYPE_SPM
@@ -46,14 +59,30 @@ class NativeTokenizer:
         if not text:
             return []
         try:
-            encoded = text.encode()
+            text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
                 "the text holds half of a surrogate pair, which is no character", param="prompt"
             ) from None
         if self._spelling is not None:
             self._spelling.check(text)
-        call = functools.partial(self._call, encoded, add_special, parse_special)
+        if self._by_regex and self._pre == _BLANKS_APART:  # a blank has no token, wherever it stands
+            text = _BLANKS.sub(lambda run: run[0].replace(" ", "") or " ", text)
+        if self._by_regex and self._pre == _IN_THREES and (cuts := _cuts(text)):
+            return self._in_pieces(text, cuts, parse_special, add_special)
+        return self._with_room(text, parse_special, add_special)
+
+    def _in_pieces(self, text: str, cuts: list[int], parse_special: bool, add_special: bool) -> list[int]:  # noqa: FBT001  # as llama.cpp
+        tokens: list[int] = []
+        for start, end in pairwise([0, *cuts, len(text)]):
+            tokens += self._with_room(text[start:end], parse_special, add_special=False)
+        begins = add_special and lib.llama_vocab_get_add_bos(self._handle)
+        ends = add_special and lib.llama_vocab_get_add_eos(self._handle)
+        before = [lib.llama_vocab_bos(self._handle)] if begins else []
+        return [*before, *tokens, *([lib.llama_vocab_eos(self._handle)] if ends else [])]
+
+    def _with_room(self, text: str, parse_special: bool, add_special: bool) -> list[int]:  # noqa: FBT001  # as llama.cpp
+        call = functools.partial(self._call, text.encode(), add_special, parse_special)
         return call() if not self._by_regex or len(text) <= _SHALLOW else _with_stack(call, len(text))
 
     def least_tokens(self, text: str) -> int:
@@ -98,6 +127,14 @@ class NativeTokenizer:
             longest = max(longest, -count)
         # Where bytes have no tokens, the one kind of vocabulary leaves them out, and the other has been refused them.
         return longest if self._by_letters or len(single) == 256 else None
+
+
+def _cuts(text: str) -> list[int]:
+    """Places in long rows of digits where a group of three begins: cut there, the text has the same words."""
+    found: list[int] = []
+    for row in _LONG_ROW.finditer(text):
+        found += range(row.end() - (len(row[0]) - 1) // _ROW * _ROW, row.end(), _ROW)
+    return found
 
 
 class _Spelling:

@@ -24,7 +24,8 @@ _LEADS = ("\n", "\x01")
 class Vocabulary:
     """One model's vocabulary. It lives as long as its model: no method may be called after that."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, pre: str = "") -> None:
+        """``pre``: how texts are cut into words, as the model's file names it."""
         self._handle = handle
         self.size: int = lib.llama_vocab_n_tokens(handle)
         self._piece_cache: dict[int, bytes] = {}
@@ -42,7 +43,7 @@ class Vocabulary:
         self.bos_text = self._text(bos)
         self.eos_text = self._text(eos)
         attributes = [lib.llama_vocab_get_attr(handle, token) for token in range(self.size)]
-        self._tokenizer = NativeTokenizer(handle, attributes)
+        self._tokenizer = NativeTokenizer(handle, attributes, pre)
         self._adds_space = self._begins_with_space()
         """SentencePiece vocabularies put a space before a text, which is not the text's own."""
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN

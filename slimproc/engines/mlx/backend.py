@@ -101,6 +101,9 @@ class MlxBackend:
     def detokenize(self, tokens: list[int]) -> bytes:
         return self._vocabulary.detokenize(tokens)
 
+    def least_tokens(self, text: str) -> int:
+        return self._vocabulary.least_tokens(text)
+
     def grammar_vocabulary(self) -> GrammarVocabulary:
         return self._vocabulary.grammar_vocabulary()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from slimproc.engines.grammar.vocabulary import GrammarVocabulary
 from slimproc.engines.mlx.directory import ModelDirectory
+from slimproc.engines.mlx.lengths import LeastTokens
 from slimproc.engines.mlx.library import tokenizers
 from slimproc.engines.mlx.pieces import PieceDecoder
 from slimproc.engines.panics import is_failure
@@ -30,6 +31,7 @@ class Vocabulary:
         self._whole = _tokenizer(text)
         self._rest = _tokenizer(json.dumps(_without_prefix(description)))
         self._decoder = PieceDecoder(description.get("decoder"))
+        self._least = LeastTokens(description)
         added = self._whole.get_added_tokens_decoder()
         self._added: dict[int, str] = {token: item.content for token, item in added.items()}
         self._control = {token for token, item in added.items() if item.special}
@@ -74,6 +76,10 @@ class Vocabulary:
     def tokenize_continuation(self, text: str) -> list[int]:
         """Token ids of a text that follows other tokens: no space in front that is not its own, and no control tokens."""
         return self._encode(self._rest, text, parse_special=False)
+
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens does ``text`` have; 0 where nothing is known. This takes far less time than tokenizing it."""
+        return self._least.of(text)
 
     def _continue(self, text: str, *, first: bool) -> list[int]:
         """Tokens of a text in the middle of another, where no space may be put in front.

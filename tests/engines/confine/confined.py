@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import errno
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[3]
-_TRY = """
-import ctypes, json, mmap, os, resource, signal, socket, struct, subprocess, sys, threading
+_PARENT = """
+import ctypes, json, mmap, os, resource, signal, socket, struct, subprocess, sys, threading, traceback
 from pathlib import Path
 from slimproc.engines import confine
 from slimproc.engines.confine import kernel, landlock, seccomp
 
+def try_it(code, output):
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        exec(code, dict(globals()))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+for line in sys.stdin:
+    theirs, output = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        try_it(json.loads(line), output)
+    os.close(output)
+    with open(theirs) as pipe:
+        said = pipe.read()
+    print(json.dumps([os.waitpid(child, 0)[1], said]), flush=True)
+"""
+_TRY = """
 ARM = os.uname().machine == "aarch64"
 NUMBERS = {{name: numbers[ARM] for name, numbers in (seccomp.REFUSED | seccomp.EXAMINED).items()}}
 
@@ -52,12 +80,40 @@ print(json.dumps({{"reached": str(reached), "result": result if isinstance(resul
 """
 
 
+class Parent:
+    """A process of one thread that has imported what acts need. Each code is tried in a child that it forks."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _PARENT]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=ROOT
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def run(self, code: str) -> str:
+        """What it has printed; an assertion fails when it did not end well."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(code) + "\n")
+        assert select.select([self._process.stdout], [], [], 60)[0], f"it does not end: {code}"
+        status, said = json.loads(self._process.stdout.readline())
+        assert status == 0, said
+        return said
+
+
 class Confined:
     """``act`` is a Python expression, in which MODEL may be read and OTHER, beside its folder, may not. ``before`` are
     statements that run before the child is confined; ``scratch``, an expression: folders that stay open.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parent: Parent) -> None:
+        self._parent = parent
         self.model, self.other, self.folder = folder / "model" / "m.gguf", folder / "other", folder
         self.model.parent.mkdir()
         self.model.write_text("weights")
@@ -68,10 +124,7 @@ class Confined:
             model=str(self.model), other=str(self.other), folder=str(self.folder), level=level, act=act, before=before,
             scratch=scratch,
         )  # fmt: skip
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(self._parent.run(code).splitlines()[-1])
 
     def refused(self, act: str, level: str = "strict", **options: str) -> str:
         """The name of the error; an assertion fails where there was none."""

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.confine.confined import Confined
+from tests.engines.confine.confined import Confined, Parent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine a process")
 
 
+@pytest.fixture(scope="module")
+def parent() -> Iterator[Parent]:
+    with Parent() as process:
+        yield process
+
+
 @pytest.fixture
-def confined(tmp_path: Path) -> Confined:
-    return Confined(tmp_path)
+def confined(tmp_path: Path, parent: Parent) -> Confined:
+    return Confined(tmp_path, parent)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _capable(tmp_path_factory: pytest.TempPathFactory) -> None:
-    reached = Confined(tmp_path_factory.mktemp("capable")).act("0")["reached"]
+def _capable(tmp_path_factory: pytest.TempPathFactory, parent: Parent) -> None:
+    reached = Confined(tmp_path_factory.mktemp("capable"), parent).act("0")["reached"]
     if reached != "strict":
         pytest.skip(f"this kernel reaches only {reached!r}")
 

@@ -19,13 +19,17 @@ WRONG = schema({"type": "strin"})
 
 
 class FollowingBackend(StubBackend):
-    """``hold``: keeps the compiler from its work, as a long compilation does."""
+    """``hold``: keeps the compiler from its work, as a long compilation does. ``quiet``: its steps make no tokens."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hold = threading.Event()
         self.hold.set()
         self.grammars: list[object] = []
+        self.quiet = False
+
+    def step(self):
+        return [] if self.quiet else super().step()
 
     def grammar_vocabulary(self) -> GrammarVocabulary:
         self.hold.wait(20)
@@ -37,6 +41,11 @@ class FollowingBackend(StubBackend):
 
     def remove(self, sequence) -> None:
         self.sequences.pop(sequence.rid, None)
+
+
+def asides(front: Front) -> list[tuple[int, bool]]:
+    """What the front has heard of slots that are not needed, or are wanted back."""
+    return [(report.rid, report.aside) for report in front.reports if isinstance(report, wire.Aside)]
 
 
 @pytest.fixture
@@ -81,10 +90,108 @@ def test_steps_are_counted_while_nothing_but_a_grammar_is_waited_for(front, back
     assert backend.steps == 0
 
 
-def test_it_has_its_slot_while_it_waits(front, backend):
+def test_others_have_its_slot_while_it_waits(front, backend):
+    """However many wait: more than twice as many as there are slots do not keep a single one."""
+    slow, plain = range(1, 2 * SLOTS + 3), range(100, 100 + SLOTS)
     backend.hold.clear()
-    for rid in range(1, SLOTS + 1):
-        front.submit(rid, grammar=XS)
+    for rid in slow:
+        front.submit(rid, max_tokens=2, grammar=XS)
+    front.wait(lambda: asides(front) == [(rid, True) for rid in slow])
+    for rid in plain:
+        front.submit(rid, max_tokens=5)
+    for rid in plain:
+        assert front.wait_end(rid).finish == Finish.LENGTH
+    assert backend.added == list(plain)
+    assert set(front.heard) == set(plain)
+    backend.hold.set()
+    for rid in slow:
+        assert front.wait_end(rid).finish == Finish.LENGTH
+    assert asides(front)[len(slow) :] == [(rid, False) for rid in slow]
+    assert all(backend.grammars[SLOTS:])
+
+
+def test_with_its_grammar_it_waits_for_the_next_slot_and_nobody_passes_it(front, backend):
+    backend.hold.clear()
+    front.submit(1, max_tokens=1, grammar=XS)
+    front.submit(2, max_tokens=1, grammar=XS)
+    front.wait(lambda: len(asides(front)) == 2)
+    backend.quiet = True
+    for rid in range(3, 3 + SLOTS):
+        front.submit(rid)
+    backend.hold.set()
+    front.wait(lambda: asides(front)[2:] == [(1, False), (2, False)])
+    front.wait(lambda: len(backend.added) == SLOTS)
+    front.send(wire.Cancel(3))
+    front.submit(50, max_tokens=1)  # the front may not have heard yet that its slot is wanted back
+    front.wait(lambda: 1 in backend.added)
+    backend.quiet = False
+    for rid in (1, 2, 50):
+        assert front.wait_end(rid).finish == Finish.LENGTH
+    assert backend.added[SLOTS:] == [1, 2, 50]
+
+
+def test_it_can_be_cancelled_while_it_waits_for_a_slot(front, backend):
+    backend.hold.clear()
+    front.submit(1, grammar=XS)
+    front.wait(lambda: asides(front))
+    backend.quiet = True
+    for rid in range(2, 2 + SLOTS):
+        front.submit(rid)
+    front.wait(lambda: len(backend.added) == SLOTS)
+    backend.hold.set()
+    front.wait(lambda: len(asides(front)) == 2)
+    front.send(wire.Cancel(1))
+    assert front.wait_end(1).finish == Finish.CANCELLED
+    front.send(wire.Cancel(2))
+    front.wait_end(2)
+    backend.quiet = False
+    front.submit(60, max_tokens=1)
+    front.wait_end(60)
+    assert 1 not in backend.added
+
+
+def test_no_more_than_slots_join_however_many_wait(front, backend):
+    most = []
+    stepping = backend.step
+    backend.step = lambda: most.append(len(backend.sequences)) or stepping()
+    backend.hold.clear()
+    for rid in range(1, 3 * SLOTS):
+        front.submit(rid, max_tokens=3, grammar=XS)
+    front.wait(lambda: len(asides(front)) == 3 * SLOTS - 1)
+    backend.hold.set()
+    for rid in range(1, 3 * SLOTS):
+        front.wait_end(rid)
+    assert max(most) <= SLOTS
+
+
+def test_beyond_a_number_each_has_its_slot_while_it_waits(front, backend, monkeypatch):
+    """They would else be a queue without a limit."""
+    monkeypatch.setattr(wire, "MOST_ASIDE", 2)
+    backend.hold.clear()
+    for rid in range(1, 3 + SLOTS):
+        front.submit(rid, max_tokens=1, grammar=XS)
+    front.submit(99, max_tokens=1)
+    assert "no free slot" in front.wait_end(99).message
+    assert asides(front) == [(1, True), (2, True)]
+    backend.hold.set()
+    for rid in range(1, 3 + SLOTS):
+        assert front.wait_end(rid).finish == Finish.LENGTH
+    assert asides(front)[2:] == [(1, False), (2, False)]
+
+
+def test_what_was_lent_and_has_ended_makes_no_room_for_more(front, backend):
+    """As many as there are slots, whatever became of those before."""
+    backend.hold.clear()
+    front.submit(1, grammar=WRONG)
+    front.submit(2, grammar=XS)
+    front.wait(lambda: len(asides(front)) == 2)
+    front.send(wire.Cancel(2))
+    backend.hold.set()
+    front.wait_end(1)
+    front.wait_end(2)
+    backend.quiet = True
+    for rid in range(3, 3 + SLOTS):
+        front.submit(rid)
     front.submit(99, max_tokens=1)
     assert "no free slot" in front.wait_end(99).message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -81,6 +82,23 @@ def with_positions(path: Path, *, context: int = 16) -> Path:
     return _finish(writer, tensors)
 
 
+def byte_level(path: Path, pre: str, *, words: Sequence[str] = (), merges: Sequence[str] = ("Ġ t",)) -> Path:
+    """A llama of zeros with the vocabulary of ``tests.models``, ``words`` behind it, and the pre-tokenizer ``pre``."""
+    every = [*CONTROL, *(_spelled(bytes([byte])) for byte in range(256)), "Ġt", *words]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    tensors = _zeros(writer, len(every))
+    _add_byte_vocabulary(writer, every, pre=pre, merges=merges)
+    return _finish(writer, tensors)
+
+
+def by_threes(path: Path) -> Path:
+    """Its vocabulary groups digits by three from the right, and has a token for each two and three of them."""
+    pairs = [f"{number:02}" for number in range(100)]
+    threes = [f"{number:03}" for number in range(1000)]
+    merges = [f"{pair[0]} {pair[1]}" for pair in pairs] + [f"{three[:2]} {three[2]}" for three in threes]
+    return byte_level(path, "superbpe", words=[*pairs, *threes], merges=merges)
+
+
 SPM_WORDS = ["▁", *"abcdehilmnorstuwy", "<", ">", "|", "_", "▁h", "▁hi", "▁n", "ow", "▁now", "\n\n", "\nx", "x"]
 """Words of ``sentencepiece``; its other characters are bytes."""
 
@@ -92,25 +110,8 @@ def sentencepiece(path: Path, *, byte_tokens: range = range(256)) -> Path:
     words = [*CONTROL, "<unk>", *(f"<0x{byte:02X}>" for byte in byte_tokens), *SPM_WORDS]
     kinds = gguf.TokenType
     types = [kinds.CONTROL] * 3 + [kinds.UNKNOWN] + [kinds.BYTE] * len(byte_tokens) + [kinds.NORMAL] * len(SPM_WORDS)
-    size, hidden = 32, 32
-    tensors = {
-        "token_embd.weight": np.ones((len(words), size), np.float32),
-        "output_norm.weight": np.ones(size, np.float32),
-        "blk.0.attn_norm.weight": np.ones(size, np.float32),
-        "blk.0.ffn_norm.weight": np.ones(size, np.float32),
-        **{f"blk.0.attn_{name}.weight": np.zeros((size, size), np.float32) for name in ("q", "k", "v", "output")},
-        "blk.0.ffn_gate.weight": np.zeros((hidden, size), np.float32),
-        "blk.0.ffn_up.weight": np.zeros((hidden, size), np.float32),
-        "blk.0.ffn_down.weight": np.zeros((size, hidden), np.float32),
-    }
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(2048)
-    writer.add_embedding_length(size)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(size)
+    tensors = _zeros(writer, len(words))
     writer.add_tokenizer_model("llama")
     writer.add_token_list(words)
     writer.add_token_scores([float(-place) for place in range(len(words))])
@@ -122,13 +123,37 @@ def sentencepiece(path: Path, *, byte_tokens: range = range(256)) -> Path:
     return _finish(writer, tensors)
 
 
-def _add_byte_vocabulary(writer: gguf.GGUFWriter, words: list[str]) -> None:
+def _zeros(writer: gguf.GGUFWriter, words: int) -> dict[str, np.ndarray]:
+    """The sizes and the weights of a llama of zeros."""
+    size, hidden = 32, 32
+    writer.add_context_length(2048)
+    writer.add_embedding_length(size)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(size)
+    return {
+        "token_embd.weight": np.ones((words, size), np.float32),
+        "output_norm.weight": np.ones(size, np.float32),
+        "blk.0.attn_norm.weight": np.ones(size, np.float32),
+        "blk.0.ffn_norm.weight": np.ones(size, np.float32),
+        **{f"blk.0.attn_{name}.weight": np.zeros((size, size), np.float32) for name in ("q", "k", "v", "output")},
+        "blk.0.ffn_gate.weight": np.zeros((hidden, size), np.float32),
+        "blk.0.ffn_up.weight": np.zeros((hidden, size), np.float32),
+        "blk.0.ffn_down.weight": np.zeros((size, hidden), np.float32),
+    }
+
+
+def _add_byte_vocabulary(
+    writer: gguf.GGUFWriter, words: list[str], *, pre: str = "gpt-2", merges: Sequence[str] = ("Ġ t",)
+) -> None:
     control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(words)
     writer.add_token_types([control] * len(CONTROL) + [normal] * (len(words) - len(CONTROL)))
-    writer.add_token_merges(["Ġ t"])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
 

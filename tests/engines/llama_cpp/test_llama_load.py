@@ -133,18 +133,59 @@ def test_one_core_is_left_to_the_front():
     assert [default_threads(cores) for cores in (1, 2, 3, 8)] == [1, 1, 2, 7]
 
 
-def test_hyper_threads_count_once_and_a_quota_counts(tmp_path, monkeypatch):
+@pytest.fixture
+def four_cpus(tmp_path, monkeypatch):
+    """The root of a machine with four CPUs on two cores."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
     for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
-        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(siblings + "\n")
-    quota = tmp_path / "cpu.max"
-    assert usable_cores(tmp_path, quota) == 2
-    quota.write_text("max 100000\n")
-    assert usable_cores(tmp_path, quota) == 2
-    quota.write_text("150000 100000\n")
-    assert usable_cores(tmp_path, quota) == 1
-    assert usable_cores(tmp_path / "nothing", tmp_path / "nothing") == 4
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    return tmp_path
+
+
+def put(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def test_hyper_threads_count_once(four_cpus, tmp_path):
+    assert usable_cores(four_cpus) == 2
+    assert usable_cores(tmp_path / "nothing") == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, 2),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/a.slice/b.service", "sys/fs/cgroup/a.slice/b.service/cpu.max": "100000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/a.slice/b.service", "sys/fs/cgroup/a.slice/cpu.max": "50000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/../host/path", "sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "rubbish"}, 2),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100000 0"}, 2),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/slim",
+                "sys/fs/cgroup/cpu/slim/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/slim/cpu.cfs_period_us": "100000",
+            },
+            2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/slim",
+                "sys/fs/cgroup/cpu/slim/cpu.cfs_quota_us": "100000",
+                "sys/fs/cgroup/cpu/slim/cpu.cfs_period_us": "100000",
+            },
+            1,
+        ),
+    ],
+)
+def test_the_quota_of_every_group_around_us_counts(four_cpus, files, cores):
+    put(four_cpus, files)
+    assert usable_cores(four_cpus) == cores
 
 
 def test_a_table_of_positions_bounds_the_context_and_its_last_position_is_reached(tmp_path):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from slimproc.engines.acceptance import Acceptance
 from slimproc.engines.backend import create
+from slimproc.engines.llama_cpp.tokenizing import _ROW
 from slimproc.errors import ContextLengthExceeded, InvalidRequest
 from slimproc.ipc import wire
 from tests.engines.embedding import EmbeddingEngine
-from tests.engines.llama_cpp.kinds import SPM_WORDS, sentencepiece
+from tests.engines.llama_cpp.kinds import SPM_WORDS, by_threes, byte_level, sentencepiece
 from tests.minilm import tiny_bert
 
 ROOT = str(Path(__file__).parents[3])
@@ -24,9 +26,19 @@ CHILD = textwrap.dedent("""
     from slimproc.settings import EngineSettings
     backend = create(EngineSettings(model="m", backend="llama_cpp", path=sys.argv[1], slots=1, context=64))
     backend.load(lambda _fraction: None)
-    for text in ("a" * 400_000, "." * 400_000, "\\u4e2d" * 100_000):
+    for text in eval(sys.argv[2]):
         print(len(backend.tokenize(text, add_special=True, parse_special=True)))
 """)
+
+
+def lengths(model: Path, *texts: str) -> list[str]:
+    """How many tokens each of ``texts`` has, Python expressions, by a process of its own: it might end or never come back."""
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(model), f"[{', '.join(texts)}]"],
+        capture_output=True, text=True, timeout=120, check=False, env={"PYTHONPATH": ROOT, "GGML_NO_BACKTRACE": "1"},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    return child.stdout.split()
 
 
 @pytest.fixture
@@ -38,12 +50,12 @@ def regex_model(models, tmp_path):
 
 
 def test_a_word_of_any_length_does_not_overflow_the_stack(regex_model):
-    """In a process of its own, which ended by SIGSEGV."""
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(regex_model)],
-        capture_output=True, text=True, timeout=120, check=False, env={"PYTHONPATH": ROOT},
-    )  # fmt: skip
-    assert child.stdout.split() == ["400000", "400000", "300000"], child.stderr
+    """It ended by SIGSEGV."""
+    assert lengths(regex_model, "'a' * 400_000", "'.' * 400_000", "'\u4e2d' * 100_000") == [
+        "400000",
+        "400000",
+        "300000",
+    ]
 
 
 def test_a_long_text_has_the_tokens_of_its_parts(open_engine, regex_model):
@@ -55,6 +67,39 @@ def test_a_long_text_has_the_tokens_of_its_parts(open_engine, regex_model):
 def test_half_a_surrogate_pair_in_a_long_text_is_the_callers_fault(open_engine):
     with pytest.raises(InvalidRequest):
         open_engine().backend.tokenize("a" * 100_000 + "\ud800", add_special=True, parse_special=True)
+
+
+# --- kinds with a fault of their own ----------------------------------------------------------------------------------
+
+
+def test_digits_that_are_grouped_from_the_right_take_no_time_that_grows_with_the_square_of_their_number(tmp_path):
+    """400,000 took an hour."""
+    assert lengths(by_threes(tmp_path / "m.gguf"), "'7' * 400_000") == ["133334"]
+
+
+def test_a_long_row_of_digits_is_grouped_as_a_short_one(open_engine, tmp_path):
+    vocabulary = open_engine(by_threes(tmp_path / "m.gguf")).backend._vocabulary
+    tokenizer = vocabulary._tokenizer
+    digits = "31415926535897932384626433832795028841971693993751" * 20
+    for count in (1, 2, 3, 4, _ROW - 1, _ROW, _ROW + 1, _ROW + 2, 2 * _ROW, 2 * _ROW + 1, 3 * _ROW - 1, len(digits)):
+        for text in (
+            digits[:count],
+            f"a{digits[:count]}b",
+            f"²{digits[:count]}², {digits[:count]}é",
+            f"<|im_end|>{digits[:count]}",
+        ):
+            whole = tokenizer._with_room(text, parse_special=True, add_special=False)
+            assert tokenizer.tokens(text, parse_special=True) == whole
+    pieces = map(vocabulary.piece, vocabulary.tokenize(digits, add_bos=False, parse_special=False))
+    ends = set(accumulate(map(len, pieces)))
+    assert ends >= set(range(len(digits) % 3 or 3, len(digits) + 1, 3)), "no token reaches into the next group"
+
+
+def test_more_than_one_blank_between_words_does_not_end_the_process(tmp_path):
+    """Of a vocabulary that takes none of them for text."""
+    model = byte_level(tmp_path / "m.gguf", "whitespace")
+    texts = ("'a b'", "'  a   b  '", "'a \\n \\t b'", "'a \u3000 b'", "'\u2003 '", "' ' * 100_000")
+    assert lengths(model, *texts) == ["2", "2", "2", "2", "0", "0"]
 
 
 # --- what cannot be spelled -------------------------------------------------------------------------------------------
