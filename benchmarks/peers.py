@@ -33,14 +33,29 @@ SLIM_SERVE_MISSING = (
 )
 
 
-def wait_until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, limit: float = LIMIT, every: float = 0.01) -> Any:
     """The first true value of ``condition``. RuntimeError naming ``what`` when there is none in time."""
     deadline = time.monotonic() + limit
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"not within {limit:g} s: {what}")
-        time.sleep(0.01)
+        time.sleep(every)
     return value
+
+
+def status(port: int, path: str, body: bytes) -> int:
+    """Of the answer to a POST."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        return connection.getresponse().status
+
+
+def lives(process: psutil.Process) -> bool:
+    """A zombie does not, whenever whoever inherited it reaps it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class Server:

@@ -12,7 +12,7 @@ _HEAD = """\
 # The life of a replica
 
 Drawn by `python docs/draw_states.py` from the table in `slimproc/replicas/states.py`, which also has the rules that a
-table cannot say. One task owns each replica (`slimproc/replicas/replica.py`); every change of state goes through the
+table cannot say. One task owns each replica (`slimproc/replicas/owner.py`); every change of state goes through the
 table, and an event that it has no row for raises `IllegalTransition` and changes nothing.
 """
 

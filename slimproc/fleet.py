@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """One a server. ``close`` it when every replica has stopped."""
+    """One per server. ``close`` it when every replica has stopped."""
 
     def __init__(
         self, config: Config, metrics: Metrics, environ: Mapping[str, str], *, on_change: Callable[[Replica], None]

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from slimproc import errors, logs
 
+log = logs.get("slimproc.metrics")
+
 PREFIX: Final = "slimproc_"
 OUTCOMES: Final = ("ok", "timeout", "cancelled", "engine_error", "engine_crashed", "shutdown")
 """Of requests that were admitted."""
@@ -53,6 +55,7 @@ FAMILIES: Final = (
     Family("queue_depth", "gauge", "Requests that wait for a slot or for their model."),
     Family("inflight_requests", "gauge", "Requests that were handed to an engine and have not ended."),
     Family("replicas", "gauge", "Replicas in each state.", ("model", "state"), values=STATES),
+    Family("stuck_processes", "gauge", "Processes that do not end though they were killed."),
     Family("requests_total", "counter", "Admitted requests by how they ended.", ("model", "outcome"), "requests", OUTCOMES),
     Family("rejected_total", "counter", "Requests refused before admission; model is empty when they named none of ours.",
            ("model", "reason"), "rejected", REJECTIONS),
@@ -227,8 +230,8 @@ class Metrics:
         """What the owner of a gauge says now; empty before it has one, None when it fails: no value beats a wrong one."""
         try:
             return self._gauges[name]() if name in self._gauges else {}
-        except Exception:  # noqa: BLE001  # one owner's bug must not cost the scrape
-            _log.exception("a gauge could not be read", metric=name)
+        except Exception:  # one owner's bug must not cost the scrape
+            log.exception("a gauge could not be read", metric=name)
             return None
 
     def rows(self, family: Family) -> Iterator[tuple[list[str], Any]]:
@@ -280,6 +283,3 @@ def rejection(error: errors.SlimprocError) -> str:
         case errors.BodyTimeout() | errors.BodyTooLarge() | errors.UnsupportedMediaType() | errors.ExpectationFailed():
             return "body"
     return "invalid" if error.status < 500 else "unavailable"
-
-
-_log = logs.get(__name__)

@@ -7,7 +7,7 @@ afterwards, each in a task of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from slimproc import logs
 from slimproc.admission.controller import AdmissionController, ModelLimits
 from slimproc.chat.book import TemplateBook
 from slimproc.config import Config, ModelConfig
+from slimproc.config.addresses import server_of
 from slimproc.errors import ConfigError
 from slimproc.fleet import Fleet, limits_of
 from slimproc.metrics import Metrics
@@ -62,7 +63,7 @@ class Reloader:
         self._read = read
         self._parts = parts
         self._tasks = tasks
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[str, tuple[ModelConfig, asyncio.Task[None]]] = {}
         """Models that were removed and are still asked by who came before."""
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -84,7 +85,7 @@ class Reloader:
 
     def close(self) -> None:
         """The server stops everything itself."""
-        for task in (*self._leaving.values(), *self._ending):
+        for task in (*(task for _, task in self._leaving.values()), *self._ending):
             task.cancel()
 
     def _read_all(self) -> tuple[Config, dict[str, str]]:
@@ -113,7 +114,8 @@ class Reloader:
         )
         parts.residency.begin(difference.added, again)
         for name in difference.removed:
-            self._leaving[name] = self._tasks.create_task(self._leave(name), name=f"the last requests of {name}")
+            last = self._tasks.create_task(self._leave(old.models[name]), name=f"the last requests of {name}")
+            self._leaving[name] = old.models[name], last
         logs.configure(config.log_level, json=config.log_json)
         _tell(difference, templates)
 
@@ -123,22 +125,27 @@ class Reloader:
 
     def _place(self, name: str, replicas: list[Replica], before: ModelConfig | None) -> None:
         if name in self._leaving:  # it was removed by an earlier reload: who still waits for it moves on, too
-            self._leaving.pop(name).cancel()
-        model = self.config.models[name]
+            before, last = self._leaving.pop(name)
+            last.cancel()
         old = self._parts.supervisor.replace(name, replicas)
-        shared = set(model.remote.base_urls) if model.remote is not None else set()
-        urls = before.remote.base_urls if before is not None and before.remote is not None else ("",) * len(old)
-        for replica, url in zip(old, urls, strict=True):
-            # The same server goes on with the new replica, which finds its model in memory: it is not unloaded.
-            self._end(replica, leave=url in shared)
+        if before is not None:
+            self._end_all(before, old)
 
-    async def _leave(self, name: str) -> None:
+    async def _leave(self, model: ModelConfig) -> None:
         """Who came before it was removed is answered; then it goes."""
-        await self._parts.admission.wait_none(name)
-        del self._leaving[name]
-        self._parts.admission.remove(name)
-        for replica in self._parts.supervisor.retire(name):
-            self._end(replica, leave=False)
+        await self._parts.admission.wait_none(model.name)
+        del self._leaving[model.name]
+        self._parts.admission.remove(model.name)
+        self._end_all(model, self._parts.supervisor.retire(model.name))
+
+    def _end_all(self, model: ModelConfig, replicas: Sequence[Replica]) -> None:
+        """They were made for ``model``. A server that is still configured, under whatever name, is not unloaded: it goes on
+        with its new replica, which finds it in memory.
+        """
+        kept = {server for one in self.config.models.values() for server in _servers(one)}
+        stay = [server in kept for server in _servers(model)] or [False] * len(replicas)
+        for replica, stays in zip(replicas, stay, strict=True):
+            self._end(replica, leave=stays)
 
     def _end(self, replica: Replica, *, leave: bool) -> None:
         self._parts.residency.retire(replica)
@@ -157,6 +164,11 @@ class Reloader:
         log.info("a replica is gone", replica=replica.name)
 
 
+def _servers(model: ModelConfig) -> list[tuple[str, int]]:
+    """Host and port of each replica's, if they are not ours."""
+    return [server_of(url) for url in model.remote.base_urls] if model.remote is not None else []
+
+
 def model_limits(config: Config) -> dict[str, ModelLimits]:
     """What admission has to know of each model."""
     return {
@@ -170,7 +182,7 @@ def template_overrides(config: Config) -> dict[str, str]:
     for name, model in config.models.items():
         if model.chat_template is not None:
             try:
-                found[name] = model.chat_template.read_text(encoding="utf-8")
+                found[name] = model.chat_template.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"models.{name}.chat_template: {error}") from None
     return found

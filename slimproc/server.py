@@ -145,6 +145,7 @@ class Server:
         self._metrics.gauge("queue_depth", self._admission.queue_depths)
         self._metrics.gauge("inflight_requests", self._admission.in_flight)
         self._metrics.gauge("replicas", self._supervisor.count_states)
+        self._metrics.gauge("stuck_processes", self._supervisor.count_stuck)
 
     # --- life -----------------------------------------------------------------------------------------------------
 

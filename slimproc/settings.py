@@ -60,8 +60,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str = "f16"
     """llama_cpp only: f16, q8_0 or q4_0."""
     flash_attention: bool | None = None
-    """None: where it is faster or ``kv_type`` needs it."""
-    """llama_cpp only."""
+    """llama_cpp only. None: where it is faster or ``kv_type`` needs it."""
     mmap: bool = True
     """llama_cpp only. False: the weights are read into memory of the engine's own."""
     speculation: int = 0

@@ -90,7 +90,7 @@ def routes() -> Iterator[tuple[str, str]]:
     """Method and path of every route of both applications, but for the one that answers what no other does."""
     config = Config(models={}, state_dir=Path("/state"), runtime=RuntimeDirectory(Path("/run")))
     nobody = cast("Any", None)  # only handlers would ask these
-    gateway = Gateway(config, nobody, nobody, Metrics([]))
+    gateway = Gateway(config, nobody, nobody, Metrics([]), nobody)
     for app in (public_app(gateway), admin_app(gateway)):
         for route in app.router.routes():
             resource = cast("web.Resource", route.resource)

@@ -29,10 +29,10 @@ LAYERS: list[set[str]] = [
     {"ipc", "stream", "lag"},
     {"reload"},
     {"request", "config", "metrics", "systemd"},
-    {"errors", "logs", "settings", "model_path", "threads", "gguf"},
+    {"errors", "logs", "settings", "model_path", "threads", "gguf", "cgroups"},
 ]
 """From the top; rooms of one set may import each other where the list below says so, and everything further down."""
-BESIDE = {("stream", "ipc"), ("model_path", "errors"), ("chaos", "bench")}
+BESIDE = {("stream", "ipc"), ("model_path", "errors"), ("threads", "cgroups"), ("chaos", "bench")}
 """Imports between neighbours of one layer (importer, imported)."""
 ENGINES_MAY_IMPORT = {"ipc", "request", "settings", "errors", "model_path", "threads", "gguf"}
 BACKENDS_LIBRARIES = {"llama_cpp", "mlx", "mlx_lm"}

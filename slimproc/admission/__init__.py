@@ -1,1 +1,1 @@
-"""Who may start, where, and when: the queues, one deadline a request, and what becomes of a request whose engine died."""
+"""Who may start, where, and when: the queues, one deadline per request, and what becomes of a request whose engine died."""

@@ -19,7 +19,7 @@ LONGEST = 256
 """Blocks that are looked at: prompts that agree on so much are the same to us, and hashing stays under a millisecond."""
 
 Chain = tuple[int, ...]
-"""One hash a block, each over the whole text up to the block's end."""
+"""One hash per block, each over the whole text up to the block's end."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,14 +49,15 @@ class PrefixMemory:
         return len(self._chains)
 
     def note(self, sent: Chain) -> None:
-        """A prompt was sent; it takes the place of one that it shares at least half of, or else of the oldest.
+        """A prompt was sent; it takes its own place, that of one that it shares at least half of, or else of the oldest.
 
         As in the engine, where a slot is taken over by a prompt that begins with most of its tokens: many endings to one
         beginning take one place, and do not push out other beginnings.
         """
         if not sent:
             return
-        known = next((known for known in self._chains if _shares_half(known, sent)), None)
+        alike = (known for known in self._chains if _shares_half(known, sent))
+        known = sent if sent in self._chains else next(alike, None)
         if known is not None:
             self._forget(known)
         elif len(self._chains) >= self._slots:

@@ -1,4 +1,4 @@
-"""AdmissionController: the effects of ``policy.py``: it queues, hands slots over, and refuses.
+"""AdmissionController acts on what ``policy.py`` decides: it queues requests, hands over slots, and refuses.
 
 Everything happens in the loop's thread without an await, so a decision and its effect cannot be parted.
 """
@@ -47,11 +47,11 @@ class ModelLimits:
 
     max_queue: int
     forwards: bool | None = None
-    """Its requests go to an upstream; None: nobody says so."""
+    """Whether its requests go to an upstream; None: unknown, and not checked."""
 
 
 class AdmissionController:
-    """One queue a model. Holds requests and no memory; residency holds memory and no requests.
+    """One queue per model. Holds requests and no memory; residency holds memory and no requests.
 
     ``on_demand`` is called when ``demands()`` has changed in a way that matters to residency. It must not call back.
     """
@@ -179,9 +179,9 @@ class AdmissionController:
     # --- slots --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, model: str) -> None:
-        """Hand free slots to whoever is first, until one of the two runs out.
+        """Hand free slots to whoever is first, until there are no slots or nobody waits.
 
-        What follows from it may ask for it again: that is done afterwards, not inside.
+        What that sets off may ask for it again: then it is done afterwards, not inside.
         """
         self._due[model] = None
         if self._dispatching:
@@ -211,7 +211,7 @@ class AdmissionController:
             self._tell(each)
 
     def _oldest(self) -> str | None:
-        """The model that who has waited for the longest waits for."""
+        """The model of whoever has waited the longest; None: nobody waits."""
         heads = [(head.arrived, model) for model, queue in self._queues.items() if (head := queue.head()) is not None]
         return min(heads, default=(0.0, None))[1]
 
@@ -222,7 +222,7 @@ class AdmissionController:
         if request is None:
             return False
         if next_deadline(request.request, started=request.started) <= time.monotonic():
-            request.expire()  # its timer is due in this very turn: nobody is to hear of it
+            request.expire()  # its timer is due in this very turn: no engine is to hear of it
             return True
         if self._limits[model].forwards not in (None, isinstance(request, Passage)):
             request.fail(ServiceUnavailable(f"the model {model} has just become one of another kind", retry_after=1.0))
@@ -325,7 +325,7 @@ class AdmissionController:
         return any(replica.serving is not None and replica.name != request.engine_name for replica in replicas)
 
     def ended(self, request: Admitted) -> None:
-        """The record of one request: the metrics and its line, once."""
+        """A request has ended: let others have what it had, and keep its record, once."""
         self._running.discard(request)
         if isinstance(request, Generation):
             self.began(request)
@@ -359,7 +359,7 @@ class AdmissionController:
         return [view(replica) for replica in self._supervisor.of(model)]
 
     def _slots(self, model: str) -> int:
-        """That serve now."""
+        """Of the replicas that serve now."""
         lives = [replica.serving for replica in self._supervisor.of(model)]
         return sum(life.slots for life in lives if life is not None)
 

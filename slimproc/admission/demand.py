@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 from slimproc.admission.admitted import Admitted
 from slimproc.admission.queue import RequestQueue
-from slimproc.replicas.replica import Replica
-from slimproc.replicas.states import ReplicaState
-from slimproc.replicas.supervisor import Supervisor
 from slimproc.residency.views import Demand
 
 ASKED_LASTS = 30.0
@@ -32,7 +29,7 @@ class DemandBook:
         self._asked[model] = (first, now)
 
     def forget(self, model: str) -> None:
-        """The model serves, or cannot be had: nobody is owed it who does not wait."""
+        """The model serves, or cannot be had: those who asked and do not wait are owed nothing more."""
         self._asked.pop(model, None)
 
     def demands(self, now: float) -> list[Demand]:
@@ -55,19 +52,3 @@ class DemandBook:
         now, before = None if head is None else head.arrived, self._told.get(model)
         self._told[model] = now
         return (now is None) != (before is None) or (now != before and not served)
-
-
-def start_what_is_wanted(supervisor: Supervisor, demands: Callable[[], Iterable[Demand]]) -> Callable[[], None]:
-    """For ``on_demand`` where there is memory for everything: every replica of a model that is wanted is started."""
-
-    def start() -> None:
-        for demand in demands():
-            for replica in supervisor.of(demand.model):
-                if _is_down(replica):
-                    replica.ask_start()
-
-    return start
-
-
-def _is_down(replica: Replica) -> bool:
-    return replica.state in (ReplicaState.STOPPED, ReplicaState.FAILED)

@@ -8,10 +8,10 @@ from slimproc.request import EMBED, GENERATE, RERANK, EmbedRequest, GenerateRequ
 
 
 def refusal(request: Work, model: ModelInfo) -> InvalidRequest | None:
-    """What is to be told to the caller, or None where nothing stands against it.
+    """What to tell the caller; None: it fits.
 
-    The engine would say most of it, too, but of one prompt after the other: the stream of a list would have begun with
-    the first by the time the last is refused.
+    The engine would refuse most of it as well, but one prompt after the other: the stream of a list would have begun
+    with its first by the time its last is refused.
     """
     if request.capability not in model.capabilities:
         can = " and ".join(_DOES[capability] for capability in model.capabilities if capability in _DOES)

@@ -54,7 +54,7 @@ class Owner(Protocol):
 
 
 class Generation:
-    """``streams`` has one entry a sequence, in the order of the answer's choices."""
+    """``streams`` has one entry per sequence, in the order of the answer's choices."""
 
     def __init__(self, request: Work, streams: Sequence[TokenStream], owner: Owner, render: Render) -> None:
         assert len(streams) == request.sequences

@@ -7,10 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from slimproc.replicas.restart import RETRY_AFTER
 from slimproc.replicas.states import ReplicaState
-
-RETRY_FAILED_AFTER = 60.0
-"""Seconds after which a request for a model that was given up may wait for it to be tried again."""
 
 
 class Verdict(enum.Enum):
@@ -41,7 +39,7 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class QueueView:
-    """Requests that wait: of this model, and of all; with what each may come to."""
+    """Requests that wait, of this model and of all, and how many may."""
 
     waiting: int
     limit: int
@@ -87,19 +85,20 @@ def may_retry(replica: ReplicaView) -> bool:
     """A replica that was given up is tried again when somebody asks for it, but not more often than once a minute,
     unless its file is another by now.
     """
-    due = replica.renewed or replica.seconds_in_state >= RETRY_FAILED_AFTER
+    due = replica.renewed or replica.seconds_in_state >= RETRY_AFTER
     return due and replica.state is ReplicaState.FAILED
 
 
 def hopeless(replicas: Sequence[ReplicaView]) -> bool:
-    """Nobody can serve, and the last that was heard of each is that it could not be loaded: nobody waits for that.
+    """No replica can serve, and the last news of each is that it could not be loaded: that is not worth waiting for.
 
-    After a crash of an engine that did serve, they go on waiting: it comes back.
+    After a crash of an engine that did serve, requests go on waiting: it comes back. A replica that is stopped counts while
+    another backs off from its load: they are alike, and where not all fit they may fail in turns for ever.
     """
-    return all(
-        replica.state is ReplicaState.FAILED or (replica.state is ReplicaState.BACKOFF and replica.load_failed)
-        for replica in replicas
-    )
+    off = [replica for replica in replicas if replica.state is ReplicaState.BACKOFF and replica.load_failed]
+    rest = [replica for replica in replicas if replica not in off]
+    given_up = ReplicaState.FAILED, *([ReplicaState.STOPPED] if off else [])
+    return all(replica.state in given_up for replica in rest)
 
 
 def expected_wait(times_left: Iterable[float], seconds_each: float) -> float:

@@ -23,10 +23,10 @@ class SlotTime:
 
     @property
     def mean(self) -> float:
-        """For what many take together; 0 while too few are known."""
+        """For what many take together. 0 while too few are known."""
         return statistics.fmean(self._latest) if len(self._latest) >= _FEWEST else 0.0
 
     @property
     def median(self) -> float:
-        """For who must not be wronged because of one long answer; 0 while too few are known."""
+        """For a verdict on one request, which a single long answer must not tip. 0 while too few are known."""
         return statistics.median(self._latest) if len(self._latest) >= _FEWEST else 0.0

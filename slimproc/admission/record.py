@@ -92,7 +92,7 @@ def _log_passage(passage: Passage) -> None:
 
 
 def _finish_reasons(generation: Generation) -> str | None:
-    """One a choice; None for what generates nothing, and so cannot end in more than one way."""
+    """One for each choice; None for what generates nothing, and so cannot end in more than one way."""
     if generation.request.capability != GENERATE:
         return None
     return ",".join(stream.finish.reason for stream in generation.streams if stream.ended and not stream.error)

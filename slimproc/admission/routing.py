@@ -44,7 +44,7 @@ class Router:
         return life
 
     def _candidates(self, request: Admitted, replicas: Sequence[Replica]) -> Sequence[Replica]:
-        """Without one that the request could not reach while another serves, and without those that must be alone."""
+        """Leaves out the replica that the request could not reach, if another serves, and those that must be left alone."""
         if isinstance(request, Generation):
             return self._suspects.places(request, replicas)
         if not request.avoids:

@@ -21,7 +21,7 @@ suspects of a wide batch would else be answered one after the other."""
 
 
 class Suspects:
-    """One a server. A suspect's trial lasts from its slot to its first text (or its end): meanwhile nothing joins it, and
+    """One per server. A suspect's trial lasts from its slot to its first text (or its end): meanwhile nothing joins it, and
     it alone is blamed when the engine dies.
     """
 
@@ -36,7 +36,7 @@ class Suspects:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def refusal(self, model: str, work: Suspect) -> Quarantined | None:
-        """What to tell who asks for it; None: it is no poison."""
+        """What to tell who asks for it; None: it is not poison."""
         if not self._quarantine.refuses(model, work):
             return None
         return Quarantined(

@@ -1,4 +1,4 @@
-"""What a caller is told of a model that nobody serves and that he may not wait for."""
+"""What a caller is told of a model that no replica serves and that may not be waited for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from slimproc.admission import policy
 from slimproc.admission.routing import view
 from slimproc.errors import ModelFailed, ServiceUnavailable
 from slimproc.replicas.replica import Replica
+from slimproc.replicas.restart import RETRY_AFTER
 from slimproc.replicas.states import ReplicaState
 
 
@@ -21,5 +22,5 @@ def unavailable(model: str, replicas: Sequence[Replica]) -> ServiceUnavailable:
     kind = ModelFailed if hopeless else ServiceUnavailable
     return kind(
         f"the model {model} {what}" + (f": {reason}" if reason else ""),
-        retry_after=policy.RETRY_FAILED_AFTER if failed else 5.0,
+        retry_after=RETRY_AFTER if failed else 5.0,
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from slimproc.bench.asks import Asks
 from slimproc.bench.drive import Drive
-from slimproc.bench.failures import BadPlan, Unreachable
+from slimproc.bench.failures import BadPlan
 from slimproc.bench.plan import Plan
 from slimproc.bench.pool import look
 from slimproc.bench.sample import Sample, between_tokens
@@ -122,6 +122,3 @@ def _names(body: bytes) -> list[str]:
         return [str(one["id"]) for one in listed]
     except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
         return []
-
-
-__all__ = ["Benchmark", "Side", "Turn", "Unreachable", "choose_model"]

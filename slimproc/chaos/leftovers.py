@@ -38,7 +38,7 @@ def claims(now: Sight, claim: Mapping[str, int]) -> list[Violation]:
 
 
 def promised(now: Sight, claim: Mapping[str, int]) -> list[Violation]:
-    """As ``claims``, of a server at any moment: whoever lives has its bytes, and no model has them for more than it can be."""
+    """As ``claims``, of a server at any moment: whoever lives has its bytes, and no model has more than its replicas could need."""
     found: list[Violation] = []
     for model, bytes_ in claim.items():
         states = [state for name, state in now.states if name == model]

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from slimproc.ipc.wire import ModelInfo
 
 HEADER: Final = 4
 """Bytes of big-endian length before each message."""
@@ -26,13 +23,6 @@ class Template(msgspec.Struct, frozen=True, dict=True):
     control_tokens: tuple[str, ...] = ()
     bos_token: str = ""
     eos_token: str = ""
-
-    @classmethod
-    def of(cls, model: ModelInfo) -> Template | None:
-        """The template that a loaded model brought; None when it brought none."""
-        if model.chat_template is None:
-            return None
-        return cls(model.chat_template, tuple(model.control_tokens), model.bos_token, model.eos_token)
 
     @functools.cached_property
     def key(self) -> bytes:

@@ -21,10 +21,10 @@ from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS
 from slimproc.config.values import spell
 from slimproc.config.whole import KINDS
 from slimproc.errors import EX_CONFIG, ConfigError
+from slimproc.residency.probes import cgroup
 from slimproc.threads import default_threads, usable_cores
 
 _PACKAGES = ("aiohttp", "uvloop", "msgspec", "llama-cpp-python")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def info(config_file: str | None, *, as_json: bool) -> int:
@@ -58,7 +58,7 @@ def hardware() -> dict[str, Any]:
         "engine_threads": default_threads(usable_cores()),
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
-        "memory_limit_bytes": _memory_limit(),
+        "memory_limit_bytes": min((limit.total for limit in cgroup.limits()), default=None),
     }
 
 
@@ -116,15 +116,6 @@ def _cpu_model() -> str:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(models, platform.processor() or platform.machine())
-
-
-def _memory_limit() -> int | None:
-    """The cgroup's limit in bytes, where there is one."""
-    try:
-        text = _CGROUP_LIMIT.read_text("ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 def _print_tables(report: dict[str, Any]) -> None:

@@ -17,15 +17,17 @@ from slimproc.http.body import read_json_body, say_continue
 from slimproc.http.disconnects import DisconnectSweeper
 from slimproc.http.forward import Relay
 from slimproc.http.generate import Answerer
-from slimproc.http.memory import EverythingFits, Residency
+from slimproc.http.memory import Residency
 from slimproc.http.middleware import request_id
 from slimproc.http.openai.call import Call, VectorCall
+from slimproc.http.openai.tokens_schema import DetokenizeCall, TokenizeCall
 from slimproc.ipc import wire
 from slimproc.metrics import Metrics
 from slimproc.replicas.supervisor import Supervisor
 from slimproc.request import NEVER, Deadline, EmbedRequest, GenerateRequest
 
 V = TypeVar("V", bound=VectorCall)
+Q = TypeVar("Q", TokenizeCall, DetokenizeCall)
 
 QUESTION_LIMIT = 10.0
 """Seconds that an engine has to answer a question between two steps."""
@@ -54,14 +56,13 @@ class Gateway:
         supervisor: Supervisor,
         admission: AdmissionController,
         metrics: Metrics,
-        residency: Residency | None = None,
+        residency: Residency,
     ) -> None:
-        """``residency``: what decides which models are in memory; None: there is room for all of them."""
         self.config = config
         self.supervisor = supervisor
         self.admission = admission
         self.metrics = metrics
-        self.residency = residency or EverythingFits(supervisor, config.drain_timeout)
+        self.residency = residency
         self.sweeper = DisconnectSweeper()
         self.answerer = Answerer(admission, metrics, self.sweeper, keepalive_after=config.keepalive_after)
         self.relay = Relay(admission, self.sweeper)
@@ -110,27 +111,40 @@ class Gateway:
             raise
         return call, work
 
+    async def receive_question(self, http: web.Request, parse: Callable[[bytes], Q]) -> tuple[Q, ModelConfig]:
+        """The same for what ``ask`` is to ask, with the model that is meant."""
+        try:
+            question = parse(await self.read_body(http))
+            return question, self.config.resolve_model(question.model)
+        except SlimprocError as error:
+            self.metrics.reject(None, error)
+            raise
+
     async def ask(self, model: ModelConfig, make: Callable[[int], wire.Command]) -> wire.Report:
-        """Ask any engine of the model that is ready. Raises ServiceUnavailable when there is none, Quarantined and
-        EngineCrashed as a generation would.
+        """Ask any engine of the model that is ready. Raises ServiceUnavailable when there is none, InvalidRequest for what
+        the engine refuses, Quarantined and EngineCrashed as a generation would. What is refused here is counted here.
         """
         question, suspects = make(0), self.admission.suspects
         assert isinstance(question, wire.Tokenize | wire.Detokenize)
-        if (poison := suspects.refusal(model.name, question)) is not None:
-            self.metrics.reject(model.name, poison)
-            raise poison
-        for replica in self.supervisor.of(model.name):
-            if replica.serving_engine is not None:
-                try:
+        refusal: SlimprocError | None = suspects.refusal(model.name, question)
+        if refusal is None:
+            engines = [replica.serving_engine for replica in self.supervisor.of(model.name)]
+            engine = next(filter(None, engines), None)
+            refusal = ServiceUnavailable(f"the model {model.name} is not loaded")
+            try:
+                if engine is not None:
                     async with asyncio.timeout(QUESTION_LIMIT):
-                        return await replica.serving_engine.ask(make)
-                except TimeoutError:
-                    raise ServiceUnavailable(f"the model {model.name} is too busy to answer") from None
-                except EngineCrashed as error:
-                    if error.inside_of is not None:
-                        suspects.note(model.name, question, error.inside_of)
-                    raise
-        raise ServiceUnavailable(f"the model {model.name} is not loaded")
+                        return await engine.ask(make)
+            except TimeoutError:
+                refusal = ServiceUnavailable(f"the model {model.name} is too busy to answer")
+            except (InvalidRequest, ServiceUnavailable) as error:
+                refusal = error
+            except EngineCrashed as error:
+                if error.inside_of is not None:
+                    suspects.note(model.name, question, error.inside_of)
+                raise
+        self.metrics.reject(model.name, refusal)
+        raise refusal
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -148,9 +162,8 @@ class Gateway:
         return min(seconds, own)
 
     def infer_deadlines(self, http: web.Request, model: ModelConfig, arrived: float) -> tuple[Deadline, Deadline]:
-        """The request's, which only the model itself or the caller sets, and its place in the queue's.
-
-        Raises InvalidRequest.
+        """The request's, which only the model's own ``request_timeout`` or the caller sets; and that of its wait in the
+        queue. Raises InvalidRequest.
         """
         own = model.request_timeout if "request_timeout" in model.origins else math.inf
         deadline = Deadline.after(self.time_limit(http, own), arrived)

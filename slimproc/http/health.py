@@ -64,7 +64,8 @@ def _readiness(gateway: Gateway, model: str) -> dict[str, Any]:
     }
     if not able:
         found["progress"] = round(max(replica.statistics().progress for replica in replicas), 3)
-    reasons = [reason for reason in (*(replica.reason for replica in replicas), obstacle) if reason]
+    told = (replica.unload_failed or replica.reason for replica in replicas)
+    reasons = [reason for reason in (*told, obstacle) if reason]
     if reasons:
         found["reason"] = public_text(reasons[0])
     ready = [replica.engine.ready for replica in replicas if replica.engine is not None and replica.engine.ready]
@@ -76,7 +77,7 @@ def _readiness(gateway: Gateway, model: str) -> dict[str, Any]:
 def _may_be_loaded(replica: Replica) -> bool:
     """It is not in memory, or on its way in or out of it, and nothing has gone wrong with it since it last served."""
     orderly = (ReplicaState.STOPPED, ReplicaState.STOPPING, ReplicaState.STARTING)
-    return replica.state in orderly and not replica.reason
+    return replica.state in orderly and not replica.reason and not replica.unload_failed
 
 
 def _worst(models: dict[str, dict[str, Any]]) -> str:

@@ -31,9 +31,8 @@ class HttpService:
         supervisor: Supervisor,
         admission: AdmissionController,
         metrics: Metrics,
-        residency: Residency | None = None,
+        residency: Residency,
     ) -> None:
-        """``residency``: what decides which models are in memory; None: there is room for all of them."""
         self._gateway = Gateway(config, supervisor, admission, metrics, residency)
         self._public = make_runner(public_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)
         self._admin = make_runner(admin_app(self._gateway), shutdown_timeout=CLEANUP_LIMIT)

@@ -51,7 +51,7 @@ def describe_status(replicas: Sequence[Replica], held: int) -> dict[str, Any]:
             state, ready, residency = "unknown", None, None
         elif sighting.residency is not None:
             residency = None if sighting.residency == "unknown" else sighting.residency
-    reason = replica.reason or replica.unload_failed or (sighting.reason if sighting else "")
+    reason = replica.unload_failed or replica.reason or (sighting.reason if sighting else "")
     return {
         "value": router_word(replicas),
         "state": state,

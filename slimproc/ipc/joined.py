@@ -86,7 +86,7 @@ class ScoredText(Text):
     def __init__(self, rid: int, since: float) -> None:
         super().__init__(rid, since)
         self.logprobs: list[list[wire.Logprob]] = []
-        """One list a block; only the first block of an item has any."""
+        """One list per block; only the first block of an item has any."""
 
     def takes(self, item: wire.Tok) -> bool:  # noqa: ARG002  # whatever it is
         return True

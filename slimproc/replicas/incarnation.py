@@ -62,6 +62,8 @@ class Incarnation:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, TokenStream] = {}
         self._reserved = 0
+        self._aside: set[int] = set()
+        """Sequences whose slots others may have for now."""
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[wire.Report]] = {}
         self._ready: wire.Ready | None = None
@@ -125,14 +127,14 @@ class Incarnation:
 
     @property
     def occupied(self) -> int:
-        """Slots that are taken, whether or not their sequence has been started."""
+        """Slots that are taken, whether or not their sequence has been started, and sequences that are set aside."""
         return len(self._streams) + self._reserved
 
     @property
     def free_slots(self) -> int:
         if self._ready is None or self.dead or self._stall_watch.overdue:
             return 0
-        return self._ready.model.slots - self.occupied
+        return max(0, self._ready.model.slots - self.occupied + len(self._aside))
 
     def take_slot(self) -> Slot:
         assert self.free_slots > 0, "the caller looks before it takes"
@@ -200,6 +202,16 @@ class Incarnation:
                 future = self._questions.get(report.question)
                 if future is not None and not future.done():
                     future.set_result(report)
+            case wire.Aside(rid, aside):
+                self._set_aside(rid, aside=aside)
+
+    def _set_aside(self, rid: int, *, aside: bool) -> None:
+        """What comes back before its slot does waits for it in the engine; meanwhile more are occupied than there are."""
+        if not aside:
+            self._aside.discard(rid)
+        elif rid in self._streams and len(self._aside) < wire.MOST_ASIDE:
+            self._aside.add(rid)
+            self._on_slot_free()
 
     def on_step(self, step: wire.Step, gathering: list[Flushable] | None) -> None:
         streams = self._streams
@@ -250,6 +262,7 @@ class Incarnation:
 
     def _forget(self, rid: int) -> TokenStream | None:
         self._stall_watch.ended(rid)
+        self._aside.discard(rid)
         return self._streams.pop(rid, None)
 
     def _blame(self, rid: int, stream: TokenStream, error: Exception) -> None:
@@ -286,8 +299,17 @@ class Incarnation:
         self._link.drain_what_is_left()  # its last words come before the news of its death
         self._post(ReplicaEvent.EXITED, self, str(status))
 
+    def give_up(self, reason: str) -> None:
+        """It may hang for ever, and who waits for it does not: deliver what was published, then fail what is unfinished."""
+        self._fail_unfinished(reason)
+
     def bury(self, reason: str) -> None:
         """After EXITED: deliver what was published, then fail what is unfinished, then give everything back."""
+        self._fail_unfinished(reason)
+        self._metrics.ring_full += self.process.reader.progress().full_hits
+        self.process.close()
+
+    def _fail_unfinished(self, reason: str) -> None:
         self.dead = True
         self._stall_watch.close()
         self._link.drain_what_is_left()
@@ -304,8 +326,6 @@ class Incarnation:
                 question.set_exception(
                     self._crash(inside=True) if inside else ServiceUnavailable(f"the engine died: {reason}")
                 )
-        self._metrics.ring_full += self.process.reader.progress().full_hits
-        self.process.close()
 
     _crash_reason = "it died before the request reached it"
 

@@ -33,7 +33,7 @@ class LastWords:
         self._loop.add_reader(fd, self._read)
 
     def _read(self) -> bool:
-        """Take one piece a wake-up, since a child may write faster than we log. True: there may be more."""
+        """Take one piece at each wake-up, since a child may write faster than we log. True: there may be more."""
         try:
             data = os.read(self._fd, _PIECE)
         except BlockingIOError:
@@ -64,7 +64,7 @@ class LastWords:
 
     @property
     def last_line(self) -> str:
-        """That says anything: of a crash, the one before Python's own report of it."""
+        """The last one that says anything: of a crash, the one before Python's own report of it."""
         return self._last
 
     @property

@@ -105,6 +105,9 @@ class Life(Protocol):
     def let_go(self) -> None:
         """The server is going: where what is behind it lives without us, leave it as it is, and end at once."""
 
+    def give_up(self, reason: str) -> None:
+        """It was killed and does not end: what is unfinished in it fails now. Its burial comes when it does end."""
+
     def bury(self, reason: str) -> None:
         """After EXITED: fail what is unfinished, give everything back."""
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-_ROOT = Path("/")
+from slimproc import cgroups
 
 
 class OomKills:
@@ -14,7 +14,7 @@ class OomKills:
     since one kill explains one death.
     """
 
-    def __init__(self, root: Path = _ROOT) -> None:
+    def __init__(self, root: Path = cgroups.ROOT) -> None:
         self._file = next((file for file in _files(root) if _count(file) is not None), None)
         self._explained = self._counted
 
@@ -33,18 +33,10 @@ class OomKills:
 def _files(root: Path) -> Iterator[Path]:
     """Where the kernel counts, best first: our own group (engines are in it, too), else the machine.
 
-    cgroup v2 counts for a group and all below it, v1 for each group by itself. In a container whose group is the root
-    of all that it sees, the path in /proc may lead nowhere; then the group is that root.
+    cgroup v2 counts for a group and all below it, v1 for each group by itself.
     """
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            for group in (path.strip("/"), ""):
-                if not controllers:
-                    yield root / "sys/fs/cgroup" / group / "memory.events"
-                elif "memory" in controllers.split(","):
-                    yield root / "sys/fs/cgroup/memory" / group / "memory.oom_control"
+    for version, folder in cgroups.groups("memory", root):
+        yield Path(folder, "memory.events" if version == 2 else "memory.oom_control")
     yield root / "proc/vmstat"
 
 

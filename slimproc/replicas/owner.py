@@ -20,6 +20,8 @@ log = logs.get("slimproc.replica")
 
 ABANDONABLE = "abandonable"
 """The detail of a STOP_ASKED whose drain may be given up."""
+KILL_LIMIT = 10.0
+"""Seconds that a process has to end after it was killed before it is told of: to give back much memory takes some."""
 PERMISSION_INTERVAL = 0.25
 """Seconds between two looks whether a restart that is due may begin."""
 _GIVEN_UP = {
@@ -48,6 +50,8 @@ class ReplicaOwner(ABC):
         self.state = ReplicaState.STOPPED
         self.reason = ""
         """Why the last life is no more, or cannot be; empty while all is well."""
+        self.stuck = ""
+        """Why what it runs cannot be ended, not even by SIGKILL; empty while that is not so."""
         self.load_failed = False
         """The last life never became ready."""
         self.ended_by_oom = False
@@ -76,7 +80,7 @@ class ReplicaOwner(ABC):
         self._abandonable = False
         self._leaving = False
         self._quiet = False
-        """It goes on failing as before, and was told of."""
+        """It fails again for the reason that it failed for before, which is in the log."""
         self._drain_until = 0.0
         self._exit_limit = limits.unload_timeout
         self._tokens_before = 0
@@ -110,7 +114,7 @@ class ReplicaOwner(ABC):
                 self._life.let_go()
                 self._life.kill()
 
-    # --- one method a state -------------------------------------------------------------------------------------------
+    # --- one method per state -----------------------------------------------------------------------------------------
 
     async def _while_stopped(self) -> None:
         """STOPPED and FAILED: nothing runs."""
@@ -170,10 +174,10 @@ class ReplicaOwner(ABC):
         assert life is not None
         self.drain_timed_out = False
         life.drain(begin=True)
-        while not life.drained or not self._mailbox.empty():
-            heard = await self._hear(0.0 if life.drained else self._drain_until - time.monotonic())
+        while not self._is_drained(life) or not self._mailbox.empty():
+            heard = await self._hear(0.0 if self._is_drained(life) else self._drain_until - time.monotonic())
             if heard is None:
-                if life.drained:
+                if self._is_drained(life):
                     break
                 self._end_drain_at_its_limit(life)
                 return
@@ -187,6 +191,10 @@ class ReplicaOwner(ABC):
             self._enter(heard.event)
             return
         self._enter(ReplicaEvent.DRAINED)
+
+    def _is_drained(self, life: Life) -> bool:
+        """What is left as it is may be busy with others' work: ours alone is waited for."""
+        return life.drained or (self._leaving and not life.occupied)
 
     def _end_drain_at_its_limit(self, life: Life) -> None:
         if not self._abandonable:
@@ -208,11 +216,25 @@ class ReplicaOwner(ABC):
                 return
             log.warning("an engine does not stop", replica=self.name, next=escalate.__name__)
             escalate()
-        await self._hear_exit(None)
+        await self._hear_end(life)
 
     async def _while_killing(self) -> None:
         assert self._life is not None
         self._life.kill()
+        await self._hear_end(self._life)
+
+    async def _hear_end(self, life: Life) -> None:
+        """Wait for EXITED, the last that can be done. Who hangs in the kernel, or in a driver, is not ended by SIGKILL:
+        then only its replica goes on waiting.
+        """
+        if life.killable:
+            if await self._hear_exit(KILL_LIMIT):
+                return
+            self.stuck = f"process {life.pid} does not end after SIGKILL (stuck in the kernel or in a driver?)"
+            log.error("a process does not end", replica=self.name, pid=life.pid, reason=self.stuck)
+            life.give_up(self.reason or self.stuck)
+            self._changed.set()
+            self._tell()
         await self._hear_exit(None)
 
     async def _hear_exit(self, limit: float | None) -> bool:
@@ -231,7 +253,7 @@ class ReplicaOwner(ABC):
             # Anything else is what a process says on its way out; nobody listens any more.
 
     async def _while_backing_off(self) -> None:
-        wait = self._policy.failed(time.monotonic(), permanent=self._permanent)
+        wait = self._policy.failed(time.monotonic(), permanent=self._permanent, loading=self.load_failed)
         if wait is None:
             log.error("a replica has failed for good", replica=self.name, reason=self.reason)
             self._enter(ReplicaEvent.GAVE_UP)
@@ -347,6 +369,7 @@ class ReplicaOwner(ABC):
     def _bury(self) -> None:
         """After EXITED: what it had is delivered or failed, and nothing of it is kept but its count of tokens."""
         life, self._life = self._life, None
+        self.stuck = ""
         if life is not None:
             life.bury(self.reason or str(life.status))
             self._tokens_before += life.tokens

@@ -97,6 +97,12 @@ class Replica(ReplicaOwner):
             self._changed.clear()
             await self._changed.wait()
 
+    async def wait_ended(self) -> None:
+        """Until it has stopped, or it is known that nothing can end it."""
+        while self.state is not ReplicaState.STOPPED and not self.stuck:
+            self._changed.clear()
+            await self._changed.wait()
+
     def served(self) -> None:
         """A request has finished well here."""
         if self._life is not None and self._life.is_ready:
@@ -165,8 +171,8 @@ class Replica(ReplicaOwner):
 
     @property
     def unload_failed(self) -> str:
-        """Why it cannot be unloaded, while it is STOPPING and that is so."""
-        return self._life.unload_failed if self._life else ""
+        """Why it cannot be unloaded, while it is STOPPING or KILLING and that is so."""
+        return self.stuck or (self._life.unload_failed if self._life else "")
 
     @property
     def has_process(self) -> bool:
@@ -179,7 +185,7 @@ class Replica(ReplicaOwner):
             model=self.model,
             replica=self.index,
             state=self.state.value,
-            reason=self.reason,
+            reason=self.stuck or self.reason,
             progress=1.0 if ready else (life.progress if life else 0.0),
             pid=self.pid,
             sequences=self.sequences,

@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+RETRY_AFTER = 60.0
+"""Seconds after which a replica that was given up may be tried again, for somebody who asks for it."""
+
 
 @dataclass
 class RestartPolicy:
@@ -24,11 +27,15 @@ class RestartPolicy:
     endless: bool = False
     """It never gives up: what fails is not ours, and comes back when it comes back."""
     jitter: Callable[[], float] = random.random
-    _failures: deque[float] = field(default_factory=deque)
+    _failures: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
-    def failed(self, now: float, *, permanent: bool = False) -> float | None:
-        """Note a failure at ``now``. Seconds to wait before the next start, or None: give up."""
-        while self._failures and now - self._failures[0] > self.window:
+    def failed(self, now: float, *, permanent: bool = False, loading: bool = False) -> float | None:
+        """Note a failure at ``now``. Seconds to wait before the next start, or None: give up.
+
+        ``loading``: it never became ready. However long its loads take, time alone does not make them right.
+        """
+        patient = self.endless or not loading
+        while patient and self._failures and now - self._failures[0] > self.window:
             self._failures.popleft()
         self._failures.append(now)
         count = len(self._failures)

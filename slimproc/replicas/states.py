@@ -8,6 +8,7 @@ Rules that the table cannot say:
 * KILLING and STOPPING hear only EXITED and STOP_ASKED: entering them unsubscribes everything else.
 * STOPPING ends in STOPPED and KILLING in BACKOFF, so that no flag has to remember why a process is being ended.
 * A start that is asked while a replica is on its way down waits in the owner until STOPPED; a second stop changes nothing.
+* STOPPING and KILLING have no limit: a process that not even SIGKILL ends keeps its replica there (``ReplicaOwner.stuck``).
 * The ledger's hold lasts through BACKOFF.
 """
 

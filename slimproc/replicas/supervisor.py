@@ -45,7 +45,7 @@ class Supervisor:
         return self._replicas.get(model, [])
 
     def indices(self, model: str) -> set[int]:
-        """Of all replicas that the model has: a new one has to be called otherwise."""
+        """The numbers of all its replicas, also of those that are on their way out: a new one needs another."""
         return {replica.index for replica in self if replica.model == model}
 
     def replace(self, model: str, replicas: list[Replica]) -> list[Replica]:
@@ -69,19 +69,16 @@ class Supervisor:
         for task in self._tasks.pop(replica, ()):
             task.cancel()
 
-    def start_all(self) -> None:
-        for replica in self:
-            replica.ask_start()
-
     async def stop_all(self, drain_limit: float, exit_limit: float) -> None:
         """Drain for at most ``drain_limit`` seconds, then let the engines exit within ``exit_limit`` before they are
-        killed; returns when every process is gone. Servers that live without us are left as they are.
+        killed; returns when every process is gone, but for those that nothing can end. Servers that live without us are
+        left as they are.
         """
         for replica in self:
             replica.ask_stop(drain_limit, exit_limit, leave=True)
         await asyncio.sleep(0)  # one that was asked to start in this very turn leaves STOPPED before it is waited for
         for replica in self:
-            await replica.wait_stopped()
+            await replica.wait_ended()
 
     def statistics(self) -> list[ReplicaStatistics]:
         return [replica.statistics() for replica in self]
@@ -92,4 +89,11 @@ class Supervisor:
         for replica in self:
             key = (replica.model, replica.state.value)
             counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def count_stuck(self) -> Mapping[str, int]:
+        """Processes of each model that do not end though they were killed, for the gauge."""
+        counts: dict[str, int] = {}
+        for replica in self:
+            counts[replica.model] = counts.get(replica.model, 0) + bool(replica.stuck)
         return counts

@@ -108,7 +108,7 @@ class Catalog:
 
     def look(self, sample: Sample, driver: str | None) -> None:
         """Learn which devices there are. Raises ConfigError for one that is configured and is not there, the first time;
-        a device that goes away later has a fault in the sample, and a driver that stops to answer takes none away.
+        a device that goes away later has a fault in the sample, and a driver that stops answering takes none away.
         """
         known = frozenset(sample.devices), driver
         if known == self._known:

@@ -54,7 +54,7 @@ class Ledger:
             self._measure(entry)
         for entry in self._entries():
             if entry.attributed:
-                entry.last, entry.others = entry.attributed, self._nobodys(entry.device)
+                entry.last, entry.others = entry.attributed, self._unattributed(entry.device)
         self._release(sample.taken)
         return True
 
@@ -153,7 +153,7 @@ class Ledger:
             return  # the host has a process's memory back before anybody can know of its end
         self._ended = [ended for ended in self._ended if now - ended.at < self._recovery]
         expected = entry.last or max(0, entry.bytes - entry.claim.residual)
-        target = entry.others if entry.others is not None else self._nobodys(entry.device) - expected
+        target = entry.others if entry.others is not None else self._unattributed(entry.device) - expected
         self._ended.append(Ended(now, entry.device, expected, target))
 
     # --- what is left -------------------------------------------------------------------------------------------------
@@ -216,9 +216,7 @@ class Ledger:
 
     def holds(self) -> list[Hold]:
         """All holds, also of those who have left and of whom no later sample has come yet."""
-        return [
-            e.snapshot() for e in self._entries()
-        ]  # fmt: skip
+        return [entry.snapshot() for entry in self._entries()]
 
     def statistics(self, now: float) -> dict[str, dict[str, int]]:
         """Bytes by device and kind: total, free, held, available, external."""
@@ -247,8 +245,8 @@ class Ledger:
             return self._margin
         return int(sample.total * HOST_MARGIN) if sample.kind == "host" else GPU_MARGIN
 
-    def _nobodys(self, device: str) -> int:
-        """Bytes in use on the device that are attributed to none of ours."""
+    def _unattributed(self, device: str) -> int:
+        """Bytes in use on the device that are attributed to nobody of ours."""
         sample = self._sample.devices.get(device) if self._sample is not None else None
         if sample is None:
             return 0
@@ -256,16 +254,16 @@ class Ledger:
 
     def _lingers(self, device: str, now: float) -> bool:
         """Whether somebody left so short a time ago that its bytes may still come back, and they are not all back."""
-        nobodys = self._nobodys(device)
+        unattributed = self._unattributed(device)
         return any(
             ended.device == device
             and now - ended.at < self._recovery
-            and nobodys - self._came_after(ended) - ended.target > ended.bytes * (1 - BACK)
+            and unattributed - self._came_after(ended) - ended.target > ended.bytes * (1 - BACK)
             for ended in self._ended
         )
 
     def _came_after(self, ended: Ended) -> int:
-        """What those may have taken since who came after somebody's end and whose bytes nobody can tell from others'."""
+        """Bytes that units which came after somebody's end may have taken, where nothing is attributed to them."""
         return sum(
             entry.bytes
             for entry in self._active.values()
@@ -275,7 +273,7 @@ class Ledger:
     def _external(self, device: str, sample: DeviceSample, now: float) -> int:
         if sample.attributed is None:
             return 0
-        ours = sum(e.bytes for e in self._entries() if e.device == device and not e.attributed)  # among nobody's, maybe
+        ours = sum(e.bytes for e in self._entries() if e.device == device and not e.attributed)  # they may be in it
         if self._lingers(device, now):
             ours += sum(e.bytes for e in self._ended if e.device == device and now - e.at < self._recovery)
-        return max(0, self._nobodys(device) - ours)
+        return max(0, self._unattributed(device) - ours)

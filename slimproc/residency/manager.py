@@ -1,4 +1,4 @@
-"""ResidencyManager: the effects of ``plan.py``. It holds memory and no requests.
+"""ResidencyManager acts on what ``plan.py`` decides. It holds memory and no requests.
 
 After everything that may matter (a sample, a replica's change, a queue's, an instant that was waited for) it looks at
 the whole world and plans anew, so that no decision depends on what was decided before. All of it happens in the loop's
@@ -55,7 +55,7 @@ FailWaiting = Callable[[str, SlimprocError, "float | None"], None]
 
 
 class ResidencyManager:
-    """One a server. ``run`` is its one task; everything else is called in the same thread and returns at once."""
+    """One per server. ``run`` is its one task; everything else is called in the same thread and returns at once."""
 
     def __init__(
         self,

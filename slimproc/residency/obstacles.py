@@ -33,7 +33,7 @@ def blocker(draft: Draft, place: Place) -> UnitView | None:
 def _blockers(draft: Draft, place: Place) -> Iterator[UnitView]:
     room, pool = draft.room, draft.room.pool(place.device)
     for other in draft.world.units:
-        stuck = other.phase is Phase.LEAVING and other.note
+        stuck = other.phase is Phase.LEAVING and other.note and not other.killed
         unknown = other.phase is Phase.UNKNOWN and not other.hold and place.unit.phase is not Phase.UNKNOWN
         if not (stuck or unknown) or other.name == place.unit.name:
             continue

@@ -88,9 +88,9 @@ class _Planner:
         down = [unit for phase in (Phase.ABSENT, Phase.UNKNOWN) for unit in units if unit.phase is phase]
         loadable = [unit for unit in down if not unit.failed]
         # On a unit that backs off nobody counts, unless there is no other.
-        counted = [unit for unit in loading if not unit.retired] or ([] if loadable else loading)
+        counted = [unit for unit in loading if not unit.backing_off] or ([] if loadable else loading)
         if counted:
-            what = "is to be started again" if counted[0].retired else "is being loaded"
+            what = "is to be started again" if counted[0].backing_off else "is being loaded"
             return draft.reasons.held(counted[0], "loading", f"{model} {what}{_because(counted[0])}")
         if loadable:
             return place(draft, demand, loadable)
@@ -149,7 +149,7 @@ class _Planner:
 
 
 def _merged(demands: Sequence[Demand]) -> Iterator[Demand]:
-    """One demand a model: a request's before that of the start, the oldest before others."""
+    """One demand per model: a request's before that of the start, the oldest before others."""
     best: dict[str, Demand] = {}
     for demand in demands:
         known = best.get(demand.model)

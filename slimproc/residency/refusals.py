@@ -1,4 +1,4 @@
-"""What those are told who wait for a model that cannot be had."""
+"""What those who wait for a model are told when it cannot be had."""
 
 from __future__ import annotations
 

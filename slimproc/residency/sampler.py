@@ -47,7 +47,7 @@ class SamplerStatistics:
 
 
 class Sampler:
-    """One a server. ``run`` is its task; ``on_sample`` is called in it, and what it raises ends ``run``."""
+    """One per server. ``run`` is its task; ``on_sample`` is called in it, and what it raises ends ``run``."""
 
     def __init__(
         self,

@@ -60,7 +60,18 @@ class ResidencyService:
                 self._units.append(Unit(replica, model, self._claim_of(model)))
             else:
                 self._unmanaged.append(replica)
-        self.manager = ResidencyManager(
+        self.manager = self._make_manager(config, demands, fail_waiting, on_eviction)
+        for unit in self._units:
+            self._listen(unit)
+
+    def _make_manager(
+        self,
+        config: Config,
+        demands: Callable[[], Iterable[Demand]],
+        fail_waiting: FailWaiting,
+        on_eviction: Callable[[str], None],
+    ) -> ResidencyManager:
+        return ResidencyManager(
             self._units,
             self._ledger,
             demands=demands,
@@ -73,10 +84,8 @@ class ResidencyService:
             obstacle=lambda unit: self.obstacle(unit.config.name),
             strict=config.order == "strict",
             drain_timeout=config.drain_timeout,
-            max_sample_age=policy.max_sample_age,
+            max_sample_age=config.memory.max_sample_age,
         )
-        for unit in self._units:
-            self._listen(unit)
 
     def _listen(self, unit: Unit) -> None:
         unit.replica.may_start = self.manager.may_start

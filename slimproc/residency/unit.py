@@ -8,11 +8,9 @@ from typing import Final
 
 from slimproc.config import ModelConfig
 from slimproc.replicas.replica import Replica
+from slimproc.replicas.restart import RETRY_AFTER
 from slimproc.replicas.states import ReplicaState
 from slimproc.residency.views import Claim, Phase, UnitView
-
-RETRY_AFTER: Final = 60.0
-"""Seconds after which a replica that was given up may be tried again."""
 
 _PHASES: Final = {
     ReplicaState.STOPPED: Phase.ABSENT,
@@ -115,7 +113,7 @@ class Unit:
 
     @property
     def phase(self) -> Phase:
-        phase = _PHASES[self.replica.state]
+        phase = Phase.LEAVING if self.replica.stuck else _PHASES[self.replica.state]
         if phase in (Phase.ABSENT, Phase.FAILED) and self.replica.remains:
             phase = Phase.UNKNOWN
         elif phase is Phase.FAILED and not self._given_up:
@@ -160,6 +158,7 @@ class Unit:
             expired=self.expired,
             asked=replica.sighting is None or replica.sighting.asked,
             failed=self._given_up and self.asked != "start",
-            retired=replica.state is ReplicaState.BACKOFF,
+            backing_off=replica.state is ReplicaState.BACKOFF,
+            killed=bool(replica.stuck),
             note=replica.unload_failed if phase is Phase.LEAVING else replica.reason,
         )

@@ -60,14 +60,14 @@ def _evictable(unit: UnitView) -> bool:
 
 def _ready(unit: UnitView, now: float) -> bool:
     if unit.phase is Phase.LOADING:
-        return unit.retired
+        return unit.backing_off
     return unit.phase is Phase.DRAINING or now >= unit.resident_since + unit.min_resident
 
 
 def _last_use(unit: UnitView, model: str, now: float) -> tuple[int, float]:
     if unit.phase is Phase.DRAINING:
         return (0 if unit.drained_for == model else 1, 0.0)
-    if unit.retired:
+    if unit.backing_off:
         return (2, 0.0)
     return (3, now if unit.busy or unit.phase is Phase.LOADING else unit.idle_since)
 

@@ -158,8 +158,10 @@ class UnitView:
     """False: a server that is not ours, and that nobody has asked yet what it has. It is being asked."""
     failed: bool = False
     """Given up so short a time ago that it is not to be tried again, whether or not it may still hold something."""
-    retired: bool = False
-    """A backing-off unit or the like that nobody may count on; it may be evicted without a drain."""
+    backing_off: bool = False
+    """It is LOADING, and waits for its next start after a death: nobody counts on it, and it may go without a drain."""
+    killed: bool = False
+    """It is LEAVING, and hangs: its bytes do not come back, but it takes no more, so that others may be loaded beside it."""
     note: str = ""
     """For people: the phase's reason, such as an unload that failed."""
 

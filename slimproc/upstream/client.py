@@ -20,9 +20,9 @@ LARGEST_ANSWER: Final = 64 << 10
 """Bytes of a control or health answer."""
 
 
-def open_session(*, keep_alive: bool) -> aiohttp.ClientSession:
-    """A session for upstreams, to be opened in the loop. ``keep_alive``: connections are used again."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=not keep_alive, use_dns_cache=False)
+def _open_session() -> aiohttp.ClientSession:
+    """Each question has a connection of its own. To be called in the loop."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, use_dns_cache=False)
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -57,7 +57,7 @@ class UpstreamClient:
     async def ask(self, method: str, url: str, limit: float, body: bytes | None = None) -> tuple[int, bytes]:
         """One question within ``limit`` seconds: HTTP status and body. Raises Unreachable, NoAnswer, ContractViolated."""
         if self._session is None:
-            self._session = open_session(keep_alive=False)
+            self._session = _open_session()
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "slimproc"}
         if body is not None:
             headers["Content-Type"] = "application/json"

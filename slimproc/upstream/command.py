@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from slimproc import logs
+from slimproc.config.lists import PORT_VARIABLE
 from slimproc.replicas.environment import child_environment
 from slimproc.replicas.exits import ExitStatus
 from slimproc.replicas.life import Life, Post, Refusal, Sighting
@@ -23,7 +24,6 @@ from slimproc.upstream.life import Pace, UpstreamLife
 
 log = logs.get("slimproc.upstream")
 
-PORT = "${PORT}"
 _PATIENCE = 3
 """Looks in a row that may find it silent or unwell before it is ended and started again."""
 
@@ -37,11 +37,11 @@ class CommandLine:
     environ: Mapping[str, str]
 
     def argv_for(self, port: int) -> list[str]:
-        return [argument.replace(PORT, str(port)) for argument in self.argv]
+        return [argument.replace(PORT_VARIABLE, str(port)) for argument in self.argv]
 
     def environ_for(self, port: int, device: str | None) -> dict[str, str]:
         """What the configuration sets by itself wins over the device that was chosen."""
-        own = {key: value.replace(PORT, str(port)) for key, value in self.env.items()}
+        own = {key: value.replace(PORT_VARIABLE, str(port)) for key, value in self.env.items()}
         return child_environment(self.environ, device) | own
 
 

@@ -171,6 +171,9 @@ class UpstreamLife(ABC):
     def let_go(self) -> None:  # noqa: B027  # most have nothing to do
         """What is ours does not outlive us: nothing to do."""
 
+    def give_up(self, reason: str) -> None:
+        self._lose_slots(reason)
+
     def bury(self, reason: str) -> None:
         self.status = self.status or reason
         for task in self._tasks:

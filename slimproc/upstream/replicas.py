@@ -33,7 +33,7 @@ class UpstreamLimits:
 
 
 class Upstreams:
-    """One a server. ``environ`` is our own environment, which commands inherit. ``close`` it last."""
+    """One per server. ``environ`` is our own environment, which commands inherit. ``close`` it last."""
 
     def __init__(self, environ: Mapping[str, str], *, pace: Pace | None = None) -> None:
         self.client = UpstreamClient()

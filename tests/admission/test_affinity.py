@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slimproc.admission.affinity import BLOCK, LONGEST, PrefixMemory, chain
@@ -93,6 +93,7 @@ def test_a_short_beginning_in_common_is_another_prompt():
     assert memory.longest(chain(text("s", "a", "b", "c"))) == 4
 
 
+@example(["b", "caa", "c", "caa", "caa", "a"], "b", 3)  # one that is known, behind one that it shares half of
 @given(st.lists(st.text("abc", max_size=4), max_size=12), st.text("abc", max_size=5), st.integers(1, 4))
 def test_what_is_remembered_is_what_was_sent_last(sent: list[str], wanted: str, slots: int):
     memory = PrefixMemory(slots)
@@ -100,10 +101,9 @@ def test_what_is_remembered_is_what_was_sent_last(sent: list[str], wanted: str, 
     for prompt in sent:
         memory.note(chain(text(*prompt)))
         if prompt:
-            continued = next(
-                (known for known in kept if prompt.startswith(known[: (len(known) + 1) // 2])),
-                kept[0] if len(kept) == slots else None,
-            )
+            alike = (known for known in kept if prompt.startswith(known[: (len(known) + 1) // 2]))
+            oldest = kept[0] if len(kept) == slots else None
+            continued = prompt if prompt in kept else next(alike, oldest)
             if continued is not None:
                 kept.remove(continued)
             kept.append(prompt)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slimproc.admission.demand import ASKED_LASTS, start_what_is_wanted
+from slimproc.admission.demand import ASKED_LASTS
 from slimproc.errors import DrainTimeout, InsufficientMemory, Overloaded, QueueTimeout, ServiceUnavailable
 from slimproc.replicas.states import ReplicaState
 from slimproc.request import Deadline
@@ -111,17 +111,6 @@ async def test_what_was_asked_for_is_settled_by_a_load_and_by_its_failure(open_d
             desk.controller.fail_waiting("m", InsufficientMemory("too big"))
         assert wanted(desk) == []
         desk.replica.become(S.STOPPED)
-
-
-@looped
-async def test_without_residency_one_line_starts_what_is_wanted(open_desk):
-    desk = open_desk(FakeReplica(), FakeReplica(index=1))
-    desk.controller.on_demand = start_what_is_wanted(desk.controller._supervisor, desk.controller.demands)
-    for replica in desk.replicas:
-        replica.become(S.STOPPED)
-    generation = desk.submit()
-    assert [replica.starts_asked for replica in desk.replicas] == [1, 1]
-    generation.close()
 
 
 @looped

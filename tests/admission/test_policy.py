@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slimproc.admission.policy import (
-    RETRY_FAILED_AFTER,
     QueueView,
     ReplicaView,
     Verdict,
@@ -19,6 +18,7 @@ from slimproc.admission.policy import (
     retry_after,
 )
 from slimproc.admission.rate import SlotTime
+from slimproc.replicas.restart import RETRY_AFTER
 from slimproc.replicas.states import ReplicaState
 
 S = ReplicaState
@@ -42,7 +42,7 @@ def replica(state: ReplicaState = S.READY, free: int = 1, occupied: int = 0, **f
 BUSY = replica(free=0, occupied=1)
 LOADING = replica(S.STARTING)
 FAILED = replica(S.FAILED)
-OLD_FAILURE = replica(S.FAILED, seconds=RETRY_FAILED_AFTER)
+OLD_FAILURE = replica(S.FAILED, seconds=RETRY_AFTER)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,9 @@ def test_the_least_occupied_replica_with_a_free_slot_is_chosen(replicas, place):
         ([FAILED, LOADING], False),
         ([FAILED, BUSY], False),
         ([replica(S.KILLING, load_failed=True)], False),
+        ([replica(S.BACKOFF, load_failed=True), replica(S.STOPPED), FAILED], True),
+        ([replica(S.BACKOFF), replica(S.STOPPED)], False),
+        ([FAILED, replica(S.STOPPED)], False),  # the other one is tried now
     ],
 )
 def test_waiting_is_hopeless_once_every_load_has_failed_and_not_after_a_crash(replicas, answer):

@@ -19,7 +19,6 @@ from slimproc.chat.protocol import Began, Done, Render, Unknown, decode_answer, 
 from slimproc.chat.renderer import _Server
 from slimproc.chat.templates import Template
 from slimproc.errors import InvalidRequest
-from slimproc.ipc.wire import ModelInfo
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def smollm2():
     assert kind == 8  # a string
     source = metadata[at + 12 : at + 12 + size].decode()
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<file_sep>", "<filename>"]
-    return Template.of(ModelInfo(context=1, slots=1, vocab_size=1, chat_template=source, control_tokens=control))
+    return Template(source, tuple(control))
 
 
 def test_smollm2s_own_template_renders_a_chat_exactly(shared, smollm2):
@@ -59,10 +58,6 @@ def test_smollm2s_template_adds_its_system_prompt_and_no_literals_to_a_harmless_
     rendered = shared(smollm2, user("hello"))
     assert rendered.text.startswith("<|im_start|>system\nYou are a helpful AI assistant")
     assert rendered.literals == []
-
-
-def test_a_model_without_a_template_has_none():
-    assert Template.of(ModelInfo(context=1, slots=1, vocab_size=1)) is None
 
 
 def test_templates_get_bos_and_eos_and_are_asked_for_a_generation_prompt(shared):

@@ -5,12 +5,14 @@ in nothing that they have not said.
 import contextlib
 import json
 import random
+import signal
 import socket
 import sys
 import threading
 import urllib.request
 
 import pytest
+import yaml
 
 from tests.serving import ServerProcess, wait_until
 from tests.standin_nvml import StandInNvml
@@ -171,6 +173,69 @@ def test_a_shutdown_leaves_a_remote_model_as_it_is(remote, serve):
     assert server.stop() == 0
 
     assert (there.seen["state"], there.seen["unloads"]) == ("ready", 0)
+
+
+def reload(server, models):
+    """Put other models in force."""
+    before = len(server.records("reloaded"))
+    file = server.log_path.parent / "slimproc.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"models": models}))
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: len(server.records("reloaded")) > before, "it is in force")
+
+
+def wait_replicas(server, *names):
+    wait_until(lambda: [one["model"] for one in server.replicas()] == [*names], f"{names} are all that there are")
+
+
+def test_a_server_whose_model_gets_another_name_goes_on_under_it_and_is_not_unloaded(remote, serve):
+    there = remote()
+    server = serve({"old": model(there.url)})
+    running = server.begin("x", path="/infer?model=old&delay=2")
+    wait_until(lambda: there.seen["inferences"] == 1, "it is asked")
+
+    reload(server, {"new": model(there.url.replace("127.0.0.1", "localhost"))})
+    assert infer(server, "new").status == 200
+    assert running.answer().status == 200
+    wait_replicas(server, "new")
+
+    assert infer(server, "new").status == 200
+    assert (there.seen["loads"], there.seen["unloads"]) == (1, 0)
+    assert status(server, "new")["reserved_bytes"] == GIB
+    wait_until(lambda: server.metric("memory_bytes", device="host", kind="held") == GIB, "it is held once")
+
+
+def test_a_model_that_was_removed_and_is_back_before_its_last_request_has_ended_is_not_unloaded(remote, serve):
+    there, other = remote(), remote()
+    models = {"other": model(other.url), "asr": model(there.url)}
+    server = serve(models)
+    running = server.begin("x", path="/infer?model=asr&delay=2")
+    wait_until(lambda: there.seen["inferences"] == 1, "it is asked")
+
+    reload(server, {"other": models["other"]})
+    reload(server, models)
+    assert running.answer().status == 200
+    wait_until(lambda: server.records("a replica is gone"), "the old one is gone")
+
+    assert infer(server, "asr").status == 200
+    assert (there.seen["loads"], there.seen["unloads"]) == (1, 0)
+
+
+def test_a_replaced_use_of_a_server_ends_with_its_own_work_and_not_with_that_of_its_successor(remote, serve):
+    there = remote()
+    server = serve({"asr": model(there.url)}, drain_timeout=300)
+    first = server.begin("x", path="/infer?model=asr&delay=2")
+    wait_until(lambda: there.seen["inferences"] == 1, "the old one has work")
+
+    reload(server, {"asr": model(there.url, 2 * GIB)})
+    running = server.begin("x", path="/infer?model=asr&delay=600")
+    wait_until(lambda: there.seen["inferences"] == 2, "the new one has work")
+    assert first.answer().status == 200
+    wait_replicas(server, "asr")
+
+    wait_until(lambda: server.metric("memory_bytes", device="host", kind="held") == 2 * GIB, "it is held once")
+    assert there.seen["unloads"] == 0
+    running.close()
 
 
 @pytest.mark.parametrize("says", ["unknown", "resident", "not_resident", "nothing"])

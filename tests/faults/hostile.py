@@ -52,6 +52,7 @@ REPORTS: list[wire.Report] = [
     wire.Tokenized(1, [1, 2, 3]),
     wire.Detokenized(1, "text"),
     wire.QuestionRefused(1, "no", "tokens"),
+    wire.Aside(1, aside=True),
 ]
 STEPS: list[wire.Step] = [
     wire.Step(12345, [wire.Tok(1, "text", 1, 0), wire.Tok(2, "é", 1, 2, USAGE), wire.Tok(3, "", 0, 1, USAGE)]),

@@ -36,9 +36,11 @@ if _front:
 """
 
 
-def plant(directory: Path) -> dict[str, str]:
-    """The environment of a server whose processes know these faults."""
+def plant(directory: Path, more: str = "") -> dict[str, str]:
+    """The environment of a server whose processes know these faults. ``more``: what else they run at their start, where
+    ``_front`` and ``_engine`` say who they are.
+    """
     folder = directory / "planted"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(_PLANTED)
+    (folder / "sitecustomize.py").write_text(_PLANTED + more)
     return {"PYTHONPATH": str(folder)}

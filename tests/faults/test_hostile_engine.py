@@ -75,8 +75,8 @@ def test_a_million_damaged_messages_of_every_kind_raise_only_what_their_readers_
 def assert_sound(hearing: Hearing) -> None:
     """What the rest of the server builds upon, whatever was said."""
     engine = hearing.engine
-    assert 0 <= engine.occupied <= engine.slots
-    assert engine.free_slots == engine.slots - engine.occupied
+    assert 0 <= engine.occupied <= engine.slots + wire.MOST_ASIDE
+    assert max(0, engine.slots - engine.occupied) <= engine.free_slots <= engine.slots
     assert all(stream.ends <= 1 for stream in hearing.streams)
     assert all(stream.ends == stream.ended for stream in hearing.streams)
     assert 0 <= engine.progress <= 1
@@ -220,6 +220,47 @@ async def test_a_second_ready_is_no_news_that_an_engine_may_bring():
     hearing.say(0, wire.encode(wire.Ready(EPOCH, MODEL, 0.5)))
     await turns(3)
     assert hearing.corrupt
+    hearing.close()
+
+
+@looped
+async def test_slots_that_an_engine_lends_can_be_taken_until_it_wants_them_back():
+    hearing = Hearing(default_credit())
+    free, engine = hearing.engine.free_slots, hearing.engine
+
+    async def say(rid: int, *, aside: bool) -> int:
+        hearing.say(0, wire.encode(wire.Aside(rid, aside=aside)))
+        await turns(3)
+        assert_sound(hearing)
+        return engine.free_slots
+
+    assert await say(1, aside=True) == free + 1
+    assert await say(1, aside=True) == free + 1, "once is all"
+    assert await say(999, aside=True) == free + 1, "a sequence that is not there has none to lend"
+    taken = [engine.take_slot() for _ in range(free + 1)]
+    assert engine.free_slots == 0
+    assert await say(1, aside=False) == 0
+    taken.pop().cancel()
+    assert engine.free_slots == 0, "that one is the first sequence's"
+    taken.pop().cancel()
+    assert engine.free_slots == 1
+    assert await say(2, aside=True) == 2
+    hearing.say(wire.EVENT, wire.encode(wire.Failed(2, "engine_error", "it failed")))
+    await turns(3)
+    assert engine.free_slots == 2, "it is given back once"
+    hearing.close()
+
+
+@looped
+async def test_an_engine_lends_no_more_slots_than_a_number(monkeypatch):
+    """However many sequences it sets aside: they have left the queue that has a limit."""
+    monkeypatch.setattr(wire, "MOST_ASIDE", 2)
+    hearing = Hearing(default_credit())
+    free = hearing.engine.free_slots
+    for rid in (1, 2, 3, 4):
+        hearing.say(0, wire.encode(wire.Aside(rid, aside=True)))
+    await turns(3)
+    assert hearing.engine.free_slots == free + 2
     hearing.close()
 
 

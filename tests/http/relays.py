@@ -20,6 +20,7 @@ from slimproc.replicas.states import ReplicaState
 from slimproc.upstream.slot import UpstreamSlot
 from tests.fakes import FakeReplica, FakeSupervisor, eventually
 from tests.http.conftest import Answer, RawClient
+from tests.http.everything_fits import EverythingFits
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok"
 
@@ -182,7 +183,8 @@ class Front:
         )
         for replica in self.replicas:
             replica.on_change = self.admission.on_replica_change
-        self.gateway = Gateway(self.config, supervisor, self.admission, self.metrics)
+        residency = EverythingFits(supervisor, self.config.drain_timeout)
+        self.gateway = Gateway(self.config, supervisor, self.admission, self.metrics, residency)
         self._runner = make_runner(public_app(self.gateway), shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()

@@ -152,6 +152,15 @@ def test_a_model_is_ready_that_serves_or_will_when_it_is_asked_for(replica, prel
     assert found["ready"] is ready
 
 
+@pytest.mark.parametrize(("state", "reason"), [(S.STOPPING, ""), (S.KILLING, "it stalled")])
+def test_a_model_that_cannot_be_unloaded_is_not_ready_and_says_so_before_all_else(state, reason):
+    replica = Seen(state, reason)
+    replica.unload_failed = "process 7 does not end"
+    found = _readiness(gateway(Memory(), replica), "m")
+    assert (found["ready"], found["reason"]) == (False, "process 7 does not end")
+    assert describe_status([replica], 5)["reason"] == "process 7 does not end"
+
+
 @pytest.mark.parametrize(("state", "ready"), [(S.READY, True), (S.STOPPED, False), (S.STARTING, False)])
 def test_where_no_device_is_of_any_use_only_what_is_in_memory_is_ready(state, ready):
     found = _readiness(gateway(Memory(obstacle="the driver does not answer"), Seen(state)), "m")

@@ -278,7 +278,8 @@ async def test_a_supervisor_starts_and_stops_all_replicas_and_counts_their_state
     supervisor = Supervisor(keeper.replica for keeper in keepers)
     assert supervisor.count_states() == {("m", "stopped"): 1, ("n", "stopped"): 1}
     running = asyncio.create_task(supervisor.run())
-    supervisor.start_all()
+    for replica in supervisor:
+        replica.ask_start()
     for keeper in keepers:
         await keeper.until_ready()
     assert supervisor.count_states() == {("m", "ready"): 1, ("n", "ready"): 1}

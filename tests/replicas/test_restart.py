@@ -55,6 +55,17 @@ def test_once_given_up_it_gives_up_again_until_the_window_has_passed():
     assert restarts.failed(500) == 0
 
 
+def test_loads_that_take_long_to_fail_are_given_up_after_as_many():
+    restarts = policy()
+    assert [restarts.failed(now, loading=True) for now in (120, 240, 361, 483, 607)] == [0, 1, 2, 4, None]
+    assert restarts.failed(10_000, loading=True) is None, "a try that somebody asks for later is one try"
+
+
+def test_a_server_that_is_not_ours_and_is_down_for_a_week_is_tried_every_minute():
+    restarts = policy(endless=True)
+    assert all(restarts.failed(60.0 * minute, loading=True) <= 60 for minute in range(10_000))
+
+
 def test_a_permanent_failure_gives_up_at_once():
     assert policy().failed(0.0, permanent=True) is None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from slimproc.admission import policy, routing
 from slimproc.metrics import ModelMetrics
 from slimproc.replicas.life import Life, Post, Refusal, Sighting
 from slimproc.replicas.limits import ReplicaLimits
@@ -145,6 +146,9 @@ class PlayedLife:
         self.die()
 
     def let_go(self) -> None:
+        pass
+
+    def give_up(self, reason: str) -> None:
         pass
 
     def bury(self, reason: str) -> None:
@@ -302,8 +306,7 @@ class House:
     def _on_change(self, replica: Replica) -> None:
         self.manager.on_replica_change(replica)
         self._dispatch(replica.model)
-        units = self.of(replica.model)
-        if all(unit.state is ReplicaState.FAILED or unit.replica.load_failed for unit in units):
+        if policy.hopeless([routing.view(unit.replica) for unit in self.of(replica.model)]):
             self._fail_waiting(replica.model, RuntimeError(replica.reason), None)
 
     def _dispatch(self, model: str) -> None:

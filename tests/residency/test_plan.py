@@ -102,7 +102,7 @@ def test_further_replicas_evict_nobody_and_come_after_the_first_of_every_demand(
 
 
 def test_a_unit_that_backs_off_does_not_count_when_another_can_be_loaded():
-    units = [unit("a0", 40, Phase.LOADING, model="a", retired=True), unit("a1", 40, model="a")]
+    units = [unit("a0", 40, Phase.LOADING, model="a", backing_off=True), unit("a1", 40, model="a")]
     assert actions(units, ["a"], [device(available=60)]) == [Load("a1", GPU, 40)]
     assert told(units[:1], ["a"])["a"].verdict == "loading"
 
@@ -172,7 +172,7 @@ def test_what_is_loading_is_waited_for_and_never_cut_off():
 
 
 def test_what_backs_off_may_be_evicted_at_once_and_before_what_serves():
-    units = [unit("new", 60), resident("old", 60), unit("off", 40, Phase.LOADING, retired=True, attributed=0)]
+    units = [unit("new", 60), resident("old", 60), unit("off", 40, Phase.LOADING, backing_off=True, attributed=0)]
     assert actions(units, ["new"], [device(available=20)]) == [Evict("off", by="new")]
 
 
@@ -195,7 +195,7 @@ def test_a_model_with_an_older_waiter_is_not_evicted_for_a_younger_one():
 
 
 def test_replicas_of_the_demanded_model_do_not_go_for_it():
-    units = [unit("a0", 60, model="a"), unit("a1", 60, Phase.LOADING, model="a", retired=True)]
+    units = [unit("a0", 60, model="a"), unit("a1", 60, Phase.LOADING, model="a", backing_off=True)]
     decided = plan(world(units, ["a"], [device(available=40)]))
     assert not any(isinstance(each, Evict) for each in decided.actions)
 
@@ -399,6 +399,15 @@ def test_a_failed_unload_blocks_the_next_load():
         assert refusals(decided) == [("a", "lifecycle_pending")]
         assert "its server answered 500" in decided[0].explanation.reason
     assert refusals(actions([stuck], ["b"])) == [("b", "lifecycle_pending")]
+
+
+def test_beside_a_process_that_nothing_can_end_others_are_loaded_and_its_bytes_do_not_count_as_coming_back():
+    stuck = unit("b", 60, Phase.LEAVING, device=GPU, hold=60, killed=True, note="process 7 does not end")
+    assert actions([unit("a", 40), stuck], ["a"], [device(available=40)]) == [Load("a", GPU, 40)]
+    assert refusals(actions([unit("a", 50), stuck], ["a"], [device(available=40)])) == [("a", "insufficient_memory")]
+    decided = actions([stuck], ["b"], [device(available=40)])
+    assert refusals(decided) == [("b", "lifecycle_pending")]
+    assert "process 7 does not end" in decided[0].explanation.reason
 
 
 def test_a_failed_model_is_explained_and_left_to_admission():

@@ -5,17 +5,18 @@ from unittest import mock
 
 import pytest
 
+from slimproc.replicas.restart import RETRY_AFTER
 from slimproc.replicas.states import ReplicaState
-from slimproc.residency.unit import RETRY_AFTER, Unit
+from slimproc.residency.unit import Unit
 from slimproc.residency.views import Claim, Phase
 
 STATE, PHASE = ReplicaState, Phase
 
 
-def make(state, *, remains="", asked="", changed_at=0.0, renewed=False):
+def make(state, *, remains="", asked="", changed_at=0.0, renewed=False, stuck=""):
     replica = SimpleNamespace(
         name="m/0", state=state, remains=remains, changed_at=changed_at, occupied=1, resident_since=1.0, idle_since=2.0,
-        reason="it died", unload_failed="", sighting=None, renewed=renewed,
+        reason="it died", unload_failed=stuck, sighting=None, renewed=renewed, stuck=stuck,
     )  # fmt: skip
     config = SimpleNamespace(name="m", pin=False, min_resident=0.0, ttl=None)
     unit = Unit(replica, config, lambda: Claim(5, 4))  # type: ignore[arg-type]
@@ -66,6 +67,13 @@ def test_a_server_that_may_still_have_its_model_is_unknown_and_nowhere_but_where
     assert unit.view(5, 0).devices == ("GPU-1",)
 
 
+@pytest.mark.parametrize("state", [STATE.KILLING, STATE.STOPPING])
+def test_what_nothing_can_end_is_leaving_for_ever_and_says_why(state):
+    seen = make(state, stuck="process 7 does not end").view(5, 0)
+    assert (seen.phase, seen.killed, seen.note) == (PHASE.LEAVING, True, "process 7 does not end")
+    assert not make(state).view(5, 0).killed
+
+
 def test_only_who_backs_off_is_retired():
-    assert make(STATE.BACKOFF).view(5, 0).retired
-    assert not make(STATE.STARTING).view(5, 0).retired
+    assert make(STATE.BACKOFF).view(5, 0).backing_off
+    assert not make(STATE.STARTING).view(5, 0).backing_off

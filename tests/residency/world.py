@@ -108,7 +108,7 @@ class SimUnit:
     idle_since: float = 0.0
     drained_for: str | None = None
     expired: bool = False
-    retired: bool = False
+    backing_off: bool = False
     lingering_of_crash: int = 0
     requests: list[Request] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ class SimUnit:
             ttl=self.ttl,
             drained_for=self.drained_for,
             expired=self.expired,
-            retired=self.retired,
+            backing_off=self.backing_off,
         )
 
 
@@ -249,9 +249,9 @@ class SimMachine:
 
     def _advance(self, each: SimUnit) -> None:
         passed = self.now - each.began
-        if each.phase is Phase.LOADING and each.retired:
+        if each.phase is Phase.LOADING and each.backing_off:
             if passed >= 1.0 and self.ledger.reload(each.name, self.now):
-                each.retired = False
+                each.backing_off = False
                 for back in self.lingering:
                     back.of = None if back.of is each else back.of
                 each.lingering_of_crash = 0
@@ -282,7 +282,7 @@ class SimMachine:
             back.of = None if back.of is each else back.of
         self.ledger.end(each.name, self.now)
         each.phase, each.device, each.pid, each.bytes, each.began = Phase.ABSENT, None, None, 0, self.now
-        each.drained_for, each.expired, each.retired, each.lingering_of_crash = None, False, False, 0
+        each.drained_for, each.expired, each.backing_off, each.lingering_of_crash = None, False, False, 0
 
     # --- events ---
 
@@ -311,7 +311,7 @@ class SimMachine:
             self._gone(each)
         else:
             self.ledger.lost(each.name, self.now)
-            each.phase, each.began, each.retired = Phase.LOADING, self.now, True
+            each.phase, each.began, each.backing_off = Phase.LOADING, self.now, True
 
     def grow_outside(self, name: str, count: int) -> None:
         """Somebody else takes bytes that are really free. What the ledger could not know yet is not held against it."""
@@ -373,7 +373,7 @@ class SimMachine:
                 each = self.units[name]
                 assert not each.pinned, f"{name} is pinned and is evicted"
                 if each.phase is Phase.LOADING:
-                    assert each.retired, f"{name} is loading and is cut off"
+                    assert each.backing_off, f"{name} is loading and is cut off"
                     self._gone(each)
                 else:
                     assert each.phase is Phase.RESIDENT

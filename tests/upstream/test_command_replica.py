@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,8 +16,10 @@ import psutil
 import pytest
 
 from slimproc.config.upstream import Command
-from slimproc.replicas.states import ReplicaState
+from slimproc.replicas import owner
+from slimproc.replicas.states import ReplicaEvent, ReplicaState
 from slimproc.upstream import guard
+from slimproc.upstream.child import Child
 from tests.fakes import eventually, looped
 from tests.upstream.harness_upstream import UpstreamKeeper
 
@@ -241,7 +244,10 @@ asyncio.run(main())
     line = await asyncio.wait_for(process.stdout.readline(), 30)
     pids = [int(word) for word in line.split()]
     assert len(pids) == 4, await process.communicate()
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone already
+            processes.append(psutil.Process(pid))
     await gone(processes)
     await process.communicate()
 
@@ -270,6 +276,25 @@ async def test_a_server_that_answers_nothing_any_more_is_killed_and_started_agai
         await keeper.until_ready(after=first)
         assert keeper.states[-4:] == [S.KILLING, S.BACKOFF, S.STARTING, S.READY]
         assert keeper.metrics.engine_restarts["stalled"] == 1
+
+
+@looped
+async def test_who_is_in_a_server_that_cannot_be_killed_is_told_before_it_ends(monkeypatch):
+    kill = Child.kill
+    monkeypatch.setattr(owner, "KILL_LIMIT", 0.05)
+    monkeypatch.setattr(Child, "kill", lambda _: None)
+    async with UpstreamKeeper(command()) as keeper:
+        life = await keeper.start()
+        slot = keeper.take()
+        keeper.replica._post(ReplicaEvent.STALLED, life, "the server is not well")
+        await eventually(lambda: keeper.replica.stuck, "it is given up")
+        assert (keeper.replica.state, slot.lost) == (S.KILLING, "the server is not well")
+        assert f"process {life.pid} does not end" in keeper.replica.unload_failed
+        slot.release()
+        monkeypatch.setattr(Child, "kill", kill)
+        life.kill()
+        await keeper.until_ready(after=life)
+        assert keeper.replica.stuck == ""
 
 
 @looped

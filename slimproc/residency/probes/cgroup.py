@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from slimproc import cgroups
 
 _UNLIMITED: Final = 1 << 60
 """v1 says 2^63 less a page where there is no limit."""
@@ -35,12 +36,13 @@ _V1: Final = _Names(
 )
 
 
-def limits(root: Path = Path("/")) -> list[Limit]:
+def limits(root: Path = cgroups.ROOT) -> list[Limit]:
     """Every limit that holds for this process: its own group's and those of all groups around it. A soft limit
     (``memory.high``) counts as one, since beyond it the kernel slows us down without end.
     """
     found = []
-    for folder, names in _groups(root):
+    for version, folder in cgroups.groups("memory", root):
+        names = _V2 if version == 2 else _V1
         given = [_number(f"{folder}/{name}") for name in names.limits]
         total = min((limit for limit in given if limit is not None), default=_UNLIMITED)
         usage = _number(f"{folder}/{names.usage}") if total < _UNLIMITED else None
@@ -50,28 +52,6 @@ def limits(root: Path = Path("/")) -> list[Limit]:
             used = max(0, usage - _cache(f"{folder}/memory.stat", names.cache))
             found.append(Limit(total, max(0, total - used)))
     return found
-
-
-def _groups(root: Path) -> Iterator[tuple[str, _Names]]:
-    """The folders of the groups, innermost first. In a container whose group is the root of all that it sees, the path in
-    /proc is often the host's and leads nowhere: then only the root is read.
-    """
-    try:
-        text = _read(f"{root}/proc/self/cgroup").decode()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            top, names = f"{root}/sys/fs/cgroup", _V2
-        elif "memory" in controllers.split(","):
-            top, names = f"{root}/sys/fs/cgroup/memory", _V1
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for length in range(len(parts), -1, -1):
-            yield "/".join((top, *parts[:length])), names
 
 
 def _number(file: str) -> int | None:

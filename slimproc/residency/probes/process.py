@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from slimproc import logs
+from slimproc.replicas.exits import RESET_SIGNALS
 from slimproc.residency.probes.lines import LONGEST, BadLine, Line, decode_line, watch_line
 
 log = logs.get("slimproc.probe")
@@ -24,7 +25,6 @@ _MOST_PIECES: Final = 16
 _LONGEST_TEXT: Final = 1000
 _MOST_TEXTS: Final = 50
 """Lines of its stderr that are logged in one life."""
-_RESET_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1)
 STATUS_UNKNOWN: Final = 255
 
 
@@ -74,7 +74,7 @@ class ProbeProcess:
                 dict(environ),
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, place) for place, source in enumerate(moved)],
                 setsid=True,
-                setsigdef=_RESET_SIGNALS,
+                setsigdef=RESET_SIGNALS,
                 setsigmask=(),
             )
 
