@@ -41,9 +41,13 @@ class Listeners:
         self._owns_admin = admin is None
         if admin is None:
             self.admin_path = config.admin_socket_for(self.port)
-            if config.admin_socket is None:
-                config.runtime.create()
-            self.admin = _bind_admin(self.admin_path)
+            try:
+                if config.admin_socket is None:
+                    config.runtime.create()
+                self.admin = _bind_admin(self.admin_path)
+            except BaseException:
+                self.public.close()
+                raise
         else:
             self.admin_path = Path(admin.getsockname())
             self.admin = admin
@@ -87,22 +91,31 @@ def _bind(listen: Listen) -> socket.socket:
         family = socket.AF_INET6 if listen.host and ":" in listen.host else socket.AF_INET
         return socket.create_server((listen.host or "", listen.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
+        reason = str(error.strerror).partition(" (while ")[0]
+        raise OSError(error.errno, f"cannot listen on {listen}: {reason}") from error
 
 
 def _bind_admin(path: Path) -> socket.socket:
-    """A file that no server answers on is what a dead server left, and is replaced."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(str(path)) == 0:
-            raise OSError(errno.EADDRINUSE, f"another server uses the admin socket {path}")
-    path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
     try:
-        sock.bind(str(path))
+        _clear(path)
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
     except OSError as error:
-        raise OSError(error.errno, f"cannot make the admin socket {path}: {error}") from error
-    finally:
-        os.umask(before)
+        sock.close()
+        raise OSError(error.errno, f"cannot make the admin socket {path}: {error.strerror or error}") from error
     sock.listen(16)
     return sock
+
+
+def _clear(path: Path) -> None:
+    """Take away a socket that no server answers on: a dead one left it. Raises OSError for whatever else is there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, "another server uses it")
+    if not path.is_socket() and (path.exists() or path.is_symlink()):
+        raise OSError(errno.EEXIST, "it is there already, and is no socket")
+    path.unlink(missing_ok=True)

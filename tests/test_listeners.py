@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from slimproc.config import Config, load_config
+from slimproc.config import Config, Listen, load_config
 from slimproc.errors import EX_CONFIG, ConfigError
 from slimproc.listeners import Listeners
 from tests.serving import LIMIT, fake, wait_until
@@ -43,6 +44,48 @@ def admin(tmp_path: Path) -> Iterator[socket.socket]:
         sock.bind(str(tmp_path / "passed.sock"))
         sock.listen()
         yield sock
+
+
+# --- our own ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_dead_server_left_is_replaced(config):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(config.admin_socket))
+    with Listeners(config) as listeners, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(listeners.admin_path))
+    assert not config.admin_socket.exists()
+
+
+def test_a_file_in_the_place_of_the_admin_socket_is_left_as_it_is(config):
+    config.admin_socket.write_text("precious")
+    with pytest.raises(
+        OSError, match=r"cannot make the admin socket .*admin.sock: it is there already, and is no socket"
+    ):
+        Listeners(config)
+    assert config.admin_socket.read_text() == "precious"
+
+
+def test_whatever_keeps_the_admin_socket_from_being_made_names_it(config, admin):
+    with pytest.raises(OSError, match=r"admin socket .*passed.sock: another server uses it"):
+        Listeners(replace(config, admin_socket=Path(admin.getsockname())))
+    for place, reason in (
+        ("", "it is there already, and is no socket"),
+        ("none/x", "No such file or directory"),
+        ("c.yaml/x", "Not a directory"),
+        ("a" * 200, "AF_UNIX path too long"),
+    ):
+        path = config.admin_socket.parent / place
+        with pytest.raises(OSError, match=f"cannot make the admin socket {path}: {reason}"):
+            Listeners(replace(config, admin_socket=path))
+
+
+def test_a_host_that_nobody_knows_is_told_in_the_systems_words(config):
+    with pytest.raises(OSError, match=r"cannot listen on no\.such\.invalid:0: (?!Unknown error)\w+"):
+        Listeners(replace(config, listen=Listen("no.such.invalid", 0)))
+
+
+# --- systemd's --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_passed_socket_is_the_public_one_whatever_it_is_called(config, public):

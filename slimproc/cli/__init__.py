@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -20,5 +21,8 @@ def main() -> None:
 
             sys.exit(serve(flags))
     from slimproc.cli.app import app
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that it has no letters for is shown all the same
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     app(prog_name="slimproc")

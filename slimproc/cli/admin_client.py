@@ -7,10 +7,11 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
-from slimproc.cli.configuration import read_or_exit
+from slimproc.cli.configuration import read_or_exit, typed_path
 from slimproc.config import Config, default_file
 from slimproc.errors import ServiceUnavailable
 
@@ -54,6 +55,11 @@ def ask(path: Path, method: str, route: str, limit: float = _TIMEOUT) -> tuple[i
         connection.close()
 
 
+def in_route(model: str) -> str:
+    """A model's name as one part of a route; what is no text in it goes as the bytes that were typed."""
+    return quote(model, safe="", errors="surrogateescape")
+
+
 def _message(body: bytes) -> str:
     """What an error's body says, in one line."""
     try:
@@ -68,7 +74,7 @@ def find_socket(flags: Mapping[str, object]) -> Path:
     Raises ServiceUnavailable where none or several are there to be asked.
     """
     if flags.get("admin_socket") is not None:
-        return Path(str(flags["admin_socket"])).expanduser()
+        return typed_path(str(flags["admin_socket"]))
     config = _config(flags)
     port = config.listen.port
     expected = config.admin_socket_for(port)

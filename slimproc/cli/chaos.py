@@ -22,6 +22,7 @@ from slimproc.chaos.failures import BadRun, ServerFailed
 from slimproc.chaos.report import ends, report_of
 from slimproc.chaos.run import Plan, Run, run_once
 from slimproc.chaos.schedule import Target
+from slimproc.cli.configuration import typed_path
 from slimproc.config import Config, ModelConfig, load_config
 from slimproc.errors import ConfigError
 from slimproc.settings import BACKENDS, BackendTraits
@@ -143,7 +144,7 @@ def _number(
 
 def _config_file(given: str | None, folder: Path) -> Path:
     if given is not None:
-        return Path(given).expanduser().resolve()
+        return typed_path(given).resolve()
     file = folder / "slimproc.yaml"
     file.write_text(yaml.safe_dump(builtin(), sort_keys=False))
     return file

@@ -18,8 +18,16 @@ def read(flags: Mapping[str, object], *, unmeasured: bool = False) -> tuple[Path
     """
     rest = {key: value for key, value in flags.items() if key != "config"}
     named = flags.get("config")
-    file = default_file(rest, Path()) if named is None else Path(str(named)).expanduser()
+    file = default_file(rest, Path()) if named is None else typed_path(str(named))
     return file, load_config(file, flags=rest, environ=os.environ, dotenv=Path(".env"), unmeasured=unmeasured)
+
+
+def typed_path(text: str) -> Path:
+    """A path as it was typed; a ``~`` that the shell has left is the home directory. Raises nothing: it may be nowhere."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ``~nobody``
+        return Path(text)
 
 
 def read_again(file: Path | None, flags: Mapping[str, object]) -> Config:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from urllib.parse import quote
 
 import msgspec
 
-from slimproc.cli.admin_client import ask, find_socket
+from slimproc.cli.admin_client import ask, find_socket, in_route
 from slimproc.errors import ServiceUnavailable, SlimprocError
 
 _LIMIT = 3600.0
@@ -28,7 +27,7 @@ def lifecycle(verb: str, model: str, flags: Mapping[str, object], *, wait: bool)
     """Ask the server to ``load`` or ``unload``; with ``wait``, until it has. Status 1, and one line, if it has not."""
     try:
         path = find_socket(flags)
-        route = f"/admin/models/{quote(model, safe='')}/{verb}" + ("?wait=true" if wait else "")
+        route = f"/admin/models/{in_route(model)}/{verb}" + ("?wait=true" if wait else "")
         status, body = ask(path, "POST", route, _LIMIT if wait else 10.0)
         said = _said(body, status)
     except SlimprocError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,4 +32,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
 
 
 def print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value)).decode()
+    except UnicodeEncodeError:  # a file's name that is no text
+        text = json.dumps(value, indent=2)
+    print(text)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from urllib.parse import quote
 
 import msgspec
 
-from slimproc.cli.admin_client import ask, find_socket
+from slimproc.cli.admin_client import ask, find_socket, in_route
 from slimproc.cli.output import print_table
 from slimproc.errors import ServiceUnavailable, SlimprocError
 from slimproc.residency.views import Explanation
@@ -18,7 +17,7 @@ def plan(model: str, flags: Mapping[str, object], *, as_json: bool) -> int:
     """Print the decision. Status 0: it is in memory or can be; 2: it cannot be had now; 1: no server can be asked."""
     try:
         path = find_socket(flags)
-        status, body = ask(path, "GET", f"/admin/plan?model={quote(model, safe='')}")
+        status, body = ask(path, "GET", f"/admin/plan?model={in_route(model)}")
         explanation = _read(body, status)
     except SlimprocError as error:
         print(f"slimproc: {error}", file=sys.stderr)

@@ -47,7 +47,8 @@ def load_config(
 ) -> Config:
     """The configuration. ``flags``: names of FLAGS, values as typed (text follows the file's rules), None: not given.
 
-    ``unmeasured``: upstreams may be without ``memory``, for who wants to measure them. Raises ConfigError, whose message has one problem a line.
+    ``unmeasured``: upstreams may be without ``memory``, since they are to be measured. Raises ConfigError, whose message
+    has one problem on each line.
     """
     assert FLAGS.issuperset(flags), f"no such flags: {sorted(set(flags) - FLAGS)}"
     given_flags = {k: Given(v, "flag", "--" + k.replace("_", "-")) for k, v in flags.items() if v is not None}
@@ -89,7 +90,7 @@ def _from_file(
     problems.extend(document.problems)
     top = document.children((), document.data)
     top.pop("models", None)
-    layer = known(top, {*KINDS, "memory"}, problems, _ELSEWHERE)
+    layer = known(top, {*KINDS, "memory", "models"}, problems, _ELSEWHERE)
     if one is None:
         return [layer], from_document(document, problems)
     if "models" in document.data:

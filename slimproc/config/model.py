@@ -33,7 +33,7 @@ UPSTREAM_KEYS = frozenset({"remote", "command", "concurrency", "max_body", "prep
 LIFECYCLE_KEYS = frozenset(
     {"memory", "device", "pin", "ttl", "min_resident", "load_timeout", "unload_timeout", "prepare_timeout"}
 )
-"""What only a model can have that is loaded and unloaded."""
+"""What only a model that is loaded and unloaded can have."""
 
 Seconds = Annotated[float, seconds()]
 _SIZES = size(1, 1 << 50)

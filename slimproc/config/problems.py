@@ -51,7 +51,7 @@ def at(given: Given, message: str) -> Problem:
 
 
 def raise_all(problems: Iterable[Problem]) -> None:
-    """Raises ConfigError naming every problem, one a line, by source and line; returns where there is none."""
+    """Raises ConfigError naming every problem, each on a line of its own, by source and line; returns where there is none."""
     sources: dict[str, list[Problem]] = {}
     for problem in problems:
         sources.setdefault(problem.source, []).append(problem)

@@ -10,7 +10,6 @@ from slimproc.config.problems import Given, Problem, at, unknown
 from slimproc.config.runtime import home
 from slimproc.config.values import Kind, Wrong, plain
 
-_TEXT_SOURCES = ("environment", "flag")
 PACKAGE, HUB = "package:", "hf:"
 
 

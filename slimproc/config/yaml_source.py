@@ -57,7 +57,8 @@ def read(file: Path) -> Document:
     text = text_of(file)
     document = Document(source, file.absolute().parent)
     try:
-        _Builder(yaml.parse(text, Loader=yaml.SafeLoader), document).build()
+        loader: Any = yaml.SafeLoader(text)
+        _Builder(_events(loader), document).build()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -66,7 +67,16 @@ def read(file: Path) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{source}:{line}: not valid YAML: a control character is not allowed here") from None
+    except (ValueError, OverflowError):  # PyYAML lets them out, of an escape beyond Unicode and of a version
+        message = "not valid YAML: a number is too large, as that of the character \\U…"
+        raise ConfigError(f"{source}:{loader.line + 1}: {message}") from None
     return document
+
+
+def _events(loader: Any) -> Iterator[Any]:
+    """As ``yaml.parse`` makes them, which keeps to itself where it is."""
+    while loader.check_event():
+        yield loader.get_event()
 
 
 def text_of(file: Path) -> str:

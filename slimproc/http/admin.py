@@ -18,9 +18,11 @@ from slimproc.replicas.replica import Replica
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     def model_of(http: web.Request) -> ModelConfig:
         name = http.match_info["id"]
-        if name not in gateway.config.models:
-            raise ModelNotFound(f"no model is configured as {name[:100]!r}", param="id")
-        return gateway.config.models[name]
+        if name in gateway.config.models:
+            return gateway.config.models[name]
+        owners = [model.name for model in gateway.config.models.values() if name in model.aliases]
+        hint = f"; it is an alias of {owners[0]!r}" if owners else ""
+        raise ModelNotFound(f"no model is configured as {name[:100]!r}{hint}", param="id")
 
     async def models(_: web.Request) -> web.Response:
         found = [
@@ -54,8 +56,8 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         web.get("/admin/models", models),
         web.get("/admin/replicas", replicas),
         web.get("/admin/plan", plan),
-        web.post("/admin/models/{id:.+}/load", load),
-        web.post("/admin/models/{id:.+}/unload", unload),
+        web.post("/admin/models/{id:(?s:.*)}/load", load),
+        web.post("/admin/models/{id:(?s:.*)}/unload", unload),
     ]
 
 

@@ -43,7 +43,7 @@ def decode_field(value: bytes, decoder: msgspec.json.Decoder[T], field: str) -> 
 
 
 def _refuse_bad_text(body: bytes) -> None:
-    if not body:
+    if not body or body.isspace():
         raise InvalidRequest("the body is empty; a JSON object is needed")
     if not body.isascii():
         try:

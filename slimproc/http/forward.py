@@ -18,7 +18,7 @@ from slimproc.upstream.proxy import Forwarder, Unreachable, UpstreamAnswer, requ
 
 
 class Relay:
-    """What every forwarding handler shares; one a server."""
+    """What every forwarding handler shares; one per server."""
 
     def __init__(self, admission: AdmissionController, sweeper: DisconnectSweeper) -> None:
         self._admission = admission

@@ -36,7 +36,7 @@ VectorFormat = Callable[[list[VectorStream]], Awaitable[bytes]]
 
 
 class Answerer:
-    """What every generating handler shares; one a server."""
+    """What every generating handler shares; one per server."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ def request_id(request: web.BaseRequest) -> str:
 
 
 def access_line(request: web.BaseRequest, status: int, seconds: float) -> None:
-    """One line a request. The path is as it was sent, still percent-encoded; it is the caller's text."""
+    """One line per request. The path is as it was sent, still percent-encoded; it is the caller's text."""
     log.info(
         "request",
         method=request.method,

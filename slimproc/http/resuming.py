@@ -39,7 +39,7 @@ def header(request: GenerateRequest) -> dict[str, str]:
 
 
 class ResumableEventStream(EventStream):
-    """Keeps what it has said, so that another engine can go on behind it: as often as it has got further since."""
+    """Keeps what it has said, so that another engine can go on behind it, as often as it has got further since the last time."""
 
     __slots__ = ()
 

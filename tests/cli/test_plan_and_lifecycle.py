@@ -26,7 +26,7 @@ def running(tmp_path_factory, stuck):
     models = {
         "a": fake(2),
         "b": fake(2),
-        "large": fake(4),
+        "large": fake(4, aliases=["other"]),
         "broken": fake(1, fake={"load_error": "no such file"}),
         "org/stuck:Q4": {
             "remote": {"base_url": stuck},
@@ -99,6 +99,11 @@ def test_a_plan_for_what_can_never_be_had_has_a_status_of_its_own(tell):
         (("unload", "org/stuck:Q4"), "the model org/stuck:Q4 could not be unloaded"),
         (("load", "nobody"), "no model is configured as 'nobody'"),
         (("unload", "nobody"), "no model is configured as 'nobody'"),
+        (("load", ""), "no model is configured as ''"),
+        (("load", "a\nb"), "no model is configured as 'a\\nb'"),
+        (("load", "\udcff"), "no model is configured as '%"),
+        (("load", "other"), "no model is configured as 'other'; it is an alias of 'large'"),
+        (("plan", "\udcff"), "there is no model '\ufffd' here"),
         (("plan", "nobody"), "there is no model 'nobody' here"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -222,6 +222,7 @@ models:
         ("models: {m: {backend: fake, context: 7}}", ":1: models.m.context: wanted an integer from 8 to 16777216, not 7"),
         ("models: {m: {backend: fake, aliases: [m]}}", ":1: models.m.aliases: alias 'm' is a model's name"),
         ("models: {m: {backend: fake, aliases: [x, x]}}", ":1: models.m.aliases: alias 'x' is taken: 'm' has it"),
+        ("modles: {m: {backend: fake}}\nmodels: {m: {backend: fake}}", ":1: modles: unknown setting; did you mean models?"),
         ("logLevel: info\nmodels: {m: {backend: fake}}", ":1: logLevel: unknown setting; did you mean log_level?"),
     ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving import fake, script, wait_until
+from tests.serving import ServerProcess, fake, script
 
 ECHO = script(echo=True)
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -123,10 +123,9 @@ def test_max_completion_tokens_is_obeyed_and_wins(server):
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_without_a_limit_a_chat_goes_to_the_end_of_the_context(serve):
-    server = serve(fake(context=96))
-    answer = post(server, said("user", "hi")).json
-    assert answer["usage"]["total_tokens"] == 96
+def test_without_a_limit_a_chat_goes_to_the_end_of_the_context(short):
+    answer = post(short, said("user", "hi")).json
+    assert answer["usage"]["total_tokens"] == 64
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
@@ -147,37 +146,11 @@ def test_a_control_token_cannot_be_put_together_from_two_parts(server):
     assert counted == post(server, said("user", "x" * 11), max_tokens=1).json["usage"]["prompt_tokens"]
 
 
-def test_a_chat_that_fills_the_context_is_refused_before_any_header(serve):
-    server = serve(fake(context=64))
+def test_a_chat_that_fills_the_context_is_refused_before_any_header(short):
     for stream in (False, True):
-        answer = post(server, said("user", "x" * 1000), stream=stream)
+        answer = post(short, said("user", "x" * 1000), stream=stream)
         assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
         assert answer.error["param"] == "messages"
-
-
-def serve_template(serve, tmp_path, source, **settings):
-    file = tmp_path / "template.jinja"
-    file.write_text(source)
-    return serve(fake(chat_template=str(file), **settings))
-
-
-def test_the_configuration_can_name_a_template_of_its_own(serve, tmp_path):
-    server = serve_template(serve, tmp_path, "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}\n{% endfor %}")
-    assert post(server, said("user", ECHO)).text == f"[user]\n{ECHO}\n"
-
-
-def test_a_templates_refusal_is_a_400_with_its_words_and_nothing_of_its_inside(serve, tmp_path):
-    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns here') }}{% endif %}ok"
-    server = serve_template(serve, tmp_path, source)
-    for stream in (False, True):
-        answer = post(server, said("system", "x"), said("user", "y"), stream=stream)
-        assert answer.status == 400
-        assert "no system turns here" in answer.error["message"]
-        assert "Traceback" not in answer.error["message"]
-        assert str(tmp_path) not in answer.error["message"]
-    assert post(server, said("user", "y"), max_tokens=1).status == 200
-    assert server.metric("rejected_total", reason="invalid") == 2
-    server.wait_idle()
 
 
 HOPELESS = {
@@ -187,28 +160,63 @@ HOPELESS = {
     "broken": "{% if %}",
     "failing": "{{ 1 // 0 }}",
 }
+GOOD = {
+    "bracketed": "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}\n{% endfor %}",
+    "marked": "\ufeff{{ messages[0].content }}",
+    "refusing": "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns here') }}{% endif %}ok",
+}
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory):
+    """A model for each of these templates, which has its name, and one with its own."""
+    directory = tmp_path_factory.mktemp("templates")
+    models = {"fake": {"backend": "fake", "slots": 2}}
+    for name, source in (HOPELESS | GOOD).items():
+        file = directory / f"{name}.jinja"
+        file.write_text(source)
+        models[name] = {"backend": "fake", "chat_template": str(file)}
+    with ServerProcess(directory, {"models": models, "default_model": "fake"}) as process:
+        yield process.wait_ready()
+
+
+def test_the_configuration_can_name_a_template_of_its_own(templates):
+    assert post(templates, said("user", ECHO), model="bracketed").text == f"[user]\n{ECHO}\n"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template(templates):
+    assert post(templates, said("user", ECHO), model="marked").text == ECHO
+
+
+def test_a_templates_refusal_is_a_400_with_its_words_and_nothing_of_its_inside(templates):
+    for stream in (False, True):
+        answer = post(templates, said("system", "x"), said("user", "y"), model="refusing", stream=stream)
+        assert answer.status == 400
+        assert "no system turns here" in answer.error["message"]
+        assert "Traceback" not in answer.error["message"]
+        assert str(templates.log_path.parent) not in answer.error["message"]
+    assert post(templates, said("user", "y"), model="refusing", max_tokens=1).status == 200
+    assert templates.metric("rejected_total", model="refusing", reason="invalid") == 2
+    templates.wait_idle()
 
 
 @pytest.mark.parametrize("name", HOPELESS)
-def test_a_template_that_is_slow_huge_or_broken_costs_its_own_request_only(serve, tmp_path, name):
-    file = tmp_path / "bad.jinja"
-    file.write_text(HOPELESS[name])
-    models = {"fake": {"backend": "fake", "slots": 2}, "bad": {"backend": "fake", "chat_template": str(file)}}
-    server = serve({"models": models, "default_model": "fake"})
-    bad = [server.begin("x", path="/v1/chat/completions", model="bad") for _ in range(2)]
-    assert server.chat("x", max_tokens=1).status == 200
+def test_a_template_that_is_slow_huge_or_broken_costs_its_own_request_only(templates, name):
+    bad = [templates.begin("x", path="/v1/chat/completions", model=name) for _ in range(2)]
+    assert templates.chat("x", max_tokens=1).status == 200
     for pending in bad:
         answer = pending.answer()
         assert answer.status == 400, answer.body
         assert answer.error["message"]
-    assert server.chat("x", max_tokens=1).status == 200
-    wait_until(lambda: server.replica(1)["sequences"] == 0, "no slot is held")
-    assert server.complete("x", model="bad", max_tokens=1).status == 200
+    assert templates.chat("x", max_tokens=1).status == 200
+    templates.wait_idle()
+    assert templates.complete("x", model=name, max_tokens=1).status == 200
 
 
 def test_a_client_that_leaves_while_its_chat_is_rendered_leaves_nothing_behind(serve, tmp_path):
-    source = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
-    server = serve_template(serve, tmp_path, source, slots=1)
+    file = tmp_path / "template.jinja"
+    file.write_text(HOPELESS["endless"])
+    server = serve(fake(chat_template=str(file), slots=1))
     for _ in range(4):
         server.begin("x", path="/v1/chat/completions").close()
     assert server.complete("x", max_tokens=1).status == 200

@@ -114,6 +114,12 @@ def test_an_assistants_refusal_is_what_it_said():
     assert plain({"role": "assistant", "content": None, "refusal": "No."}) == [{"role": "assistant", "content": "No."}]
 
 
+def test_refusals_among_an_assistants_parts_are_said_like_texts_and_by_nobody_else():
+    parts = [{"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "No."}]
+    assert plain({"role": "assistant", "content": parts}) == [{"role": "assistant", "content": "Well.\nNo."}]
+    assert refused_messages({"role": "user", "content": parts}).param == "messages[0].content[1].type"
+
+
 def test_names_and_ids_go_to_the_template_and_other_keys_do_not():
     seen = plain({"role": "user", "name": "bob", "id": 1, "content": "hi", "x": None}, {"role": "tool", "content": ""})
     assert seen == [{"role": "user", "content": "hi", "name": "bob"}, {"role": "tool", "content": ""}]

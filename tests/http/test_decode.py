@@ -69,6 +69,11 @@ def test_a_hostile_body_is_refused(parse, body):
     assert "$" not in error.message
 
 
+@pytest.mark.parametrize("body", [b"", b"  \r\n\t"])
+def test_a_body_with_nothing_in_it_is_told_to_be_empty(body):
+    assert refused(parse_chat, body).message == "the body is empty; a JSON object is needed"
+
+
 @pytest.mark.parametrize(
     ("extra", "name"),
     [

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slimproc.admission.suspects import Suspects
-from slimproc.errors import EngineCrashed, Quarantined
+from slimproc.errors import EngineCrashed, InvalidRequest, Quarantined, ServiceUnavailable
 from slimproc.http.gateway import Gateway
 from slimproc.ipc import wire
 from slimproc.metrics import Metrics
@@ -49,3 +49,22 @@ async def test_two_engines_die_of_a_question_and_no_third():
     assert engine.deaths == 2
     assert metrics.model("m").rejected["poison"] == 1
     assert (await Gateway.ask(gateway, model, tokenize("harmless"))).tokens == [1]
+
+
+@looped
+async def test_a_question_that_is_refused_is_counted_like_any_other_request():
+    class Refusing:
+        async def ask(self, make):
+            raise InvalidRequest("no such token", param="tokens")
+
+    metrics, engines = Metrics(["m"]), [Refusing(), None]
+    gateway = SimpleNamespace(
+        supervisor=SimpleNamespace(of=lambda _: [SimpleNamespace(serving_engine=engines[0])]),
+        admission=SimpleNamespace(suspects=Suspects(set(), lambda _: None)),
+        metrics=metrics,
+    )
+    for reason, error in (("invalid", InvalidRequest), ("unavailable", ServiceUnavailable)):
+        with pytest.raises(error):
+            await Gateway.ask(gateway, SimpleNamespace(name="m"), tokenize("x"))
+        assert metrics.model("m").rejected[reason] == 1
+        engines.pop(0)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from slimproc.cli.configuration import typed_path
 from slimproc.cli.importing import inferswap, llama_swap
 from slimproc.cli.importing.fields import Fields, Notes
 from slimproc.cli.importing.foreign_yaml import read_foreign
@@ -25,7 +26,7 @@ def import_config(file: str, to: str | None) -> int:
     Returns the process's status: nothing is written unless it would load (its models may still have to be measured).
     """
     try:
-        text, notes = translate(Path(file).expanduser(), os.environ)
+        text, notes = translate(typed_path(file), os.environ)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EX_CONFIG

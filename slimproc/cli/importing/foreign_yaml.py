@@ -26,6 +26,8 @@ def read_foreign(text: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(f"not valid YAML: {error.problem}{f' on line {mark.line + 1}' if mark else ''}") from None
+    except (ValueError, OverflowError):  # PyYAML lets them out, of an escape beyond Unicode and of a version
+        raise ConfigError("not valid YAML: a number is too large") from None
     except yaml.YAMLError:
         raise ConfigError("not valid YAML: a control character is not allowed here") from None
     except RecursionError:

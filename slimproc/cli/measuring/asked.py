@@ -6,9 +6,9 @@ import math
 import mimetypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from slimproc.cli.configuration import typed_path
 from slimproc.cli.measuring.failures import BadAsk
 
 _MOST_ROUNDS = 1000
@@ -78,6 +78,6 @@ def _headroom(text: str | None) -> float:
 
 def _file(name: str) -> bytes:
     try:
-        return Path(name).expanduser().read_bytes()
+        return typed_path(name).read_bytes()
     except OSError as error:
         raise BadAsk(f"--body: {name}: {error.strerror}") from None

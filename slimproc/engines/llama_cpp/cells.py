@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from slimproc.engines.llama_cpp.drawing import Floats
 from slimproc.engines.llama_cpp.library import lib
-from slimproc.engines.llama_cpp.sampling import Floats
 from slimproc.engines.llama_cpp.slot import Slot
 from slimproc.engines.llama_cpp.slots import SlotView
 

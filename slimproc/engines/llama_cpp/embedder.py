@@ -17,7 +17,7 @@ from slimproc.engines.pooled import PooledSequence
 from slimproc.engines.sequence import Sequence
 
 if TYPE_CHECKING:
-    from slimproc.engines.llama_cpp.sampling import Floats
+    from slimproc.engines.llama_cpp.drawing import Floats
 
 _RECOVERABLE = {1, 2, -1}
 """What llama_decode says of a batch that it refused with its state intact; anything else is fatal."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from slimproc.engines.llama_cpp.drawing import Floats
 from slimproc.engines.llama_cpp.library import lib
-from slimproc.engines.llama_cpp.sampling import Floats
 
 
 class NativeBatch:

@@ -1,4 +1,4 @@
-"""Chooses tokens from logits, in numpy: penalties, bias, temperature, top-k, top-p, min-p and a seed for each sequence.
+"""A sequence's way to choose tokens: penalties, bias, grammar, temperature, limits, and a seed of its own.
 
 Nothing here depends on what else is in the batch: a sampler sees its own row and draws from its own generator.
 """
@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from slimproc.engines.grammar.matcher import GrammarMatcher
+from slimproc.engines.llama_cpp.drawing import Floats, Ids, draw, draw_limited, draw_mostly_inside, shortlist
 from slimproc.errors import InvalidRequest
 from slimproc.request import SamplingParams
 
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
-
 _GREEDY_BELOW = 1e-5
 """A temperature under it divides logits into infinities; its answer is the greedy one long before."""
-_BLOCK = 256
-"""Sums of blocks are vectorized and a running sum over all weights is not: finding a draw costs a tenth this way."""
+_MOSTLY_INSIDE = 0.7
+"""From this top_p on, what is drawn from the whole is mostly in the nucleus, too."""
 
 
 class NoChoiceError(Exception):
@@ -43,7 +41,8 @@ class Sampler:
         """``ends``: the model's end-of-generation tokens. Raises InvalidRequest for a bias outside the vocabulary."""
         self._params = params
         self._greedy = params.temperature < _GREEDY_BELOW
-        self._limited = 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+        self._top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+        self._limited = bool(self._top_k) or params.top_p < 1.0 or params.min_p > 0.0
         self._bias = _bias_arrays(params.logit_bias, vocab_size)
         self._barred = ends if params.ignore_eos else None
         self._penalties = Penalties(params, prompt) if _penalizes(params) else None
@@ -61,17 +60,29 @@ class Sampler:
             row = self._adjusted(row)
         if self._greedy:
             return greedy(row)
-        weights = self._weights
+        ids = shortlist(row, self._top_k) if self._top_k else None
+        if ids is None:
+            return self._draw(self._weigh(row))
+        return int(ids[self._draw(self._weigh(row[ids]))])
+
+    def _weigh(self, row: Floats) -> Floats:
+        """Weights of logits, the largest 1. They are good until the next call. Raises NoChoiceError."""
+        weights = self._weights[: len(row)]
         peak = row.max()
         if not math.isfinite(peak):
             raise NoChoiceError
         np.subtract(row, peak, out=weights)
         if self._params.temperature != 1.0:
             np.divide(weights, self._params.temperature, out=weights)
-        np.exp(weights, out=weights)  # the likeliest token weighs exactly 1; sums stay far from overflow
-        if self._limited:
+        np.exp(weights, out=weights)  # none beyond 1: sums stay far from overflow
+        return weights
+
+    def _draw(self, weights: Floats) -> int:
+        if not self._limited:
+            return draw(weights, self._random())
+        if self._top_k or self._params.top_p < _MOSTLY_INSIDE:
             return draw_limited(weights, self._params, self._random())
-        return draw(weights, self._random())
+        return draw_mostly_inside(weights, self._params, self._random)
 
     def accept(self, token: int) -> None:
         """Note a token of the answer, for the penalties."""
@@ -140,55 +151,6 @@ def greedy(row: Floats) -> int:
     if not math.isfinite(row[token]):
         raise NoChoiceError
     return token
-
-
-def draw(weights: Floats, chance: float) -> int:
-    """The id that ``chance`` (from 0, below 1) falls on, each id taking as much of the whole as it weighs."""
-    sums = _block_sums(weights)
-    return _find(weights, sums, chance * sums[-1])
-
-
-def draw_limited(weights: Floats, params: SamplingParams, chance: float) -> int:
-    """As ``draw``, among what top-k, then top-p, then min-p leave; at least one token. The largest weight is 1.
-
-    Each limit leaves the heaviest so-and-so many of what the one before left, so one sorted list of weights is all
-    there is to know; ids come in only for the token that was drawn. Of equal weights the lower ids come first.
-    """
-    size, top_k = len(weights), params.top_k
-    left = np.partition(weights, size - top_k)[size - top_k :] if 0 < top_k < size else weights
-    total = float(left.sum(dtype=np.float64))
-    # What weighs less than this bound cannot make up 1 - top_p of the total, all together: the nucleus is elsewhere,
-    # and mostly hundreds are sorted instead of the whole vocabulary. (Where most stay, picking them costs more.)
-    floor = np.float32(min(max(params.min_p, (1.0 - params.top_p) * total / len(left)), 1.0))
-    stays = left >= floor
-    ascending = np.sort(left[stays] if np.count_nonzero(stays) * 8 < len(left) else left)
-    descending = ascending[np.searchsorted(ascending, floor) :][::-1]
-    if params.top_p < 1.0:
-        descending = descending[: _find(descending, _block_sums(descending), params.top_p * total) + 1]
-    sums = _block_sums(descending)
-    place = _find(descending, sums, chance * sums[-1])
-    weight = descending[place]
-    heavier = len(ascending) - int(np.searchsorted(ascending, weight, side="right"))
-    return int(np.flatnonzero(weights == weight)[place - heavier])
-
-
-def _block_sums(weights: Floats) -> npt.NDArray[np.float64]:
-    """The running sum at the end of each block."""
-    return np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).astype(np.float64))
-
-
-def _find(weights: Floats, sums: npt.NDArray[np.float64], target: float) -> int:
-    """The first place where the running sum of ``weights`` reaches ``target`` (or passes 0); never one that weighs 0."""
-    # A hair less: so that reaching is enough, and a target rounded up to the whole sum is still found.
-    target = max(float(np.nextafter(min(target, sums[-1]), 0.0)), 0.0)
-    block = int(np.searchsorted(sums, target, side="right"))
-    begin = block * _BLOCK
-    within = weights[begin : begin + _BLOCK].astype(np.float64)
-    before = sums[block - 1] if block else 0.0
-    place = int(np.searchsorted(np.cumsum(within), target - before, side="right"))
-    if place == len(within):  # the block's sum is rounded to f32: the target lies in the crack before the next block
-        place = int(np.flatnonzero(within)[-1])
-    return begin + place
 
 
 def _penalizes(params: SamplingParams) -> bool:

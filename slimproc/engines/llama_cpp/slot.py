@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from slimproc.engines.backend import Event, Produced, Scored, SequenceFailed
 from slimproc.engines.grammar.matcher import GrammarError
+from slimproc.engines.llama_cpp.drawing import Floats
 from slimproc.engines.llama_cpp.lookup import PromptLookup
-from slimproc.engines.llama_cpp.sampling import Floats, NoChoiceError, Sampler, greedy
+from slimproc.engines.llama_cpp.sampling import NoChoiceError, Sampler, greedy
 from slimproc.engines.llama_cpp.vocabulary import Vocabulary
 from slimproc.engines.logprobs import score
 from slimproc.engines.prompt_scores import PromptScorer

@@ -1,1 +1,1 @@
-"""OpenAI's routes: the schemas of their bodies, and one file an endpoint."""
+"""OpenAI's routes: the schemas of their bodies, and one file per endpoint."""

@@ -1,4 +1,4 @@
-"""A chat's messages: one struct a role, and the plain dicts that the model's template is given.
+"""A chat's messages: one struct per role, and the plain dicts that the model's template is given.
 
 Decisions, where OpenAI's text leaves room or templates cannot follow it:
 
@@ -31,7 +31,23 @@ class TextPart(msgspec.Struct):
     text: str
 
 
+class SaidPart(msgspec.Struct):
+    """A part of an assistant's: a text, or a refusal, which has its words in the field that is named so."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    def words(self, path: str) -> str:
+        """Raises InvalidRequest where they are missing."""
+        words = self.text if self.type == "text" else self.refusal
+        if words is None:
+            raise InvalidRequest(f"{path}.{self.type}: is required", param=f"{path}.{self.type}")
+        return words
+
+
 Content = str | Annotated[list[TextPart], Meta(min_length=1)]
+SaidContent = str | Annotated[list[SaidPart], Meta(min_length=1)]
 
 
 def joined(content: Content) -> str:
@@ -86,7 +102,7 @@ class ToolMessage(_Said, tag="tool"):
 
 
 class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role"):
-    content: Content | None = None
+    content: SaidContent | None = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -96,7 +112,10 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role"):
         """Raises InvalidRequest for a turn that says nothing."""
         if self.function_call is not None:
             raise unsupported(f"{path}.function_call", "replaced by tool_calls")
-        content = self.refusal if self.content is None else joined(self.content)
+        content = self.refusal if self.content is None else self.content
+        if isinstance(content, list):
+            parts = [part.words(f"{path}.content[{index}]") for index, part in enumerate(content)]
+            content = PART_JOINER.join(parts)
         if content is None and not self.tool_calls:
             raise InvalidRequest(f"{path}.content: is required where there are no tool_calls", param=f"{path}.content")
         message: dict[str, Any] = {"role": "assistant", "content": content or ""}

@@ -18,7 +18,7 @@ MAX_DOCUMENTS: Final = MAX_INPUTS
 class RerankCall(VectorCall, frozen=True, kw_only=True):
     documents: list[str]
     top_n: int
-    """Results that are wanted; at most one a document."""
+    """Results that are wanted; at most one per document."""
     return_documents: bool
 
 

@@ -12,19 +12,16 @@ from slimproc.ipc import wire
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     async def tokenize(http: web.Request) -> web.Response:
-        call = parse_tokenize(await gateway.read_body(http))
+        call, model = await gateway.receive_question(http, parse_tokenize)
         report = await gateway.ask(
-            gateway.config.resolve_model(call.model),
-            lambda number: wire.Tokenize(number, call.text, call.add_special, call.parse_special),
+            model, lambda number: wire.Tokenize(number, call.text, call.add_special, call.parse_special)
         )
         assert isinstance(report, wire.Tokenized)
         return _json({"tokens": report.tokens, "count": len(report.tokens)})
 
     async def detokenize(http: web.Request) -> web.Response:
-        call = parse_detokenize(await gateway.read_body(http))
-        report = await gateway.ask(
-            gateway.config.resolve_model(call.model), lambda number: wire.Detokenize(number, call.tokens)
-        )
+        call, model = await gateway.receive_question(http, parse_detokenize)
+        report = await gateway.ask(model, lambda number: wire.Detokenize(number, call.tokens))
         assert isinstance(report, wire.Detokenized)
         return _json({"content": report.text, "prompt": report.text})
 
