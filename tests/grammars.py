@@ -56,6 +56,7 @@ BAD_SCHEMAS = {
 }
 BAD_TEXTS = {
     "a bad regular expression": ("regex", "(["),
+    "a million repetitions, which the library gives up on the way": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
     "8,000 parentheses": ("regex", "(" * 8000 + "a" + ")" * 8000),
     "an unknown name": ("grammar", "start: nothing"),
     "a rule that never ends": ("grammar", "start: start"),

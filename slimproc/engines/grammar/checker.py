@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -32,10 +33,12 @@ _MEMORY = 256 << 20
 _STACK = 4 << 20
 """Half of what the engine's threads have at least: what gets by here does not overflow there."""
 _ANY = LLMatcher.grammar_from_json_schema('{"type":"object"}')
-_TRIAL_STEPS = 12
+_TRIAL_STEPS = 32
 _FAR_ABOVE = 1 << 38
 """Bytes: more than a checker has, and less than any machine's address space."""
 _UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+_TOO_MANY = "too many"
+"""What the library says where one of its limits is met: "too many expressions constructed"."""
 _SLOW_MASK = 0.25
 """Seconds for one mask that are too many: running streams would wait for every such step."""
 
@@ -53,10 +56,10 @@ def main(parent: int) -> None:
             spec = protocol.decode_spec(protocol.read(0))
         except EOFError:
             return
-        protocol.write(1, protocol.encode(_check(spec, tokenizer, len(table.tokens))))
+        protocol.write(1, protocol.encode(_check(spec, tokenizer, vocabulary)))
 
 
-def _check(spec: GrammarSpec, tokenizer: LLTokenizer, width: int) -> protocol.Verdict:
+def _check(spec: GrammarSpec, tokenizer: LLTokenizer, vocabulary: GrammarVocabulary) -> protocol.Verdict:
     """Try it in a forked child: this process has one thread, and the child needs nothing but what is in memory."""
     receive, send = os.pipe()
     checker = os.getpid()
@@ -64,7 +67,7 @@ def _check(spec: GrammarSpec, tokenizer: LLTokenizer, width: int) -> protocol.Ve
     if child == 0:
         lifeline.tie_to_parent(checker)
         os.close(receive)
-        _be_tried(spec, tokenizer, width, send)
+        _be_tried(spec, tokenizer, vocabulary, send)
     os.close(send)
     try:
         return protocol.decode_verdict(protocol.read(receive, DEADLINE))
@@ -79,7 +82,7 @@ def _check(spec: GrammarSpec, tokenizer: LLTokenizer, width: int) -> protocol.Ve
         os.waitpid(child, 0)
 
 
-def _be_tried(spec: GrammarSpec, tokenizer: LLTokenizer, width: int, send: int) -> None:
+def _be_tried(spec: GrammarSpec, tokenizer: LLTokenizer, vocabulary: GrammarVocabulary, send: int) -> None:
     """The child's whole life."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # a panic's or an allocator's last words are not for the engine's log
@@ -88,20 +91,20 @@ def _be_tried(spec: GrammarSpec, tokenizer: LLTokenizer, width: int, send: int) 
         with contextlib.suppress(OSError, ValueError):  # macOS has no limit on memory
             resource.setrlimit(kind, (limit, limit))
     threading.stack_size(_STACK)
-    thread = threading.Thread(target=_try, args=(spec, tokenizer, width, send))
+    thread = threading.Thread(target=_try, args=(spec, tokenizer, vocabulary, send))
     thread.start()
     thread.join()
     os._exit(0)
 
 
-def _try(spec: GrammarSpec, tokenizer: LLTokenizer, width: int, send: int) -> None:
+def _try(spec: GrammarSpec, tokenizer: LLTokenizer, vocabulary: GrammarVocabulary, send: int) -> None:
     library.compile_grammar(tokenizer, _ANY)  # so that pages which any grammar touches do not count as this one's
     before = _resident()
     try:
         grammar = library.translate(spec)
         compiled = library.compile_grammar(tokenizer, grammar)
         size = _resident() - before
-        _walk(GrammarMatcher(compiled.deep_copy(), width))
+        _walk(GrammarMatcher(compiled.deep_copy(), len(vocabulary.tokens)), vocabulary.ends)
         del compiled  # letting go of it recurses as deep as building it
         verdict = protocol.Verdict(grammar=grammar, size=max(0, size))
     except library.GrammarRefusedError as refusal:
@@ -111,8 +114,10 @@ def _try(spec: GrammarSpec, tokenizer: LLTokenizer, width: int, send: int) -> No
     protocol.write(send, protocol.encode(verdict))
 
 
-def _walk(matcher: GrammarMatcher) -> None:
-    """Take a few steps at random. Raises GrammarRefusedError if there is no first one, or if they take too long."""
+def _walk(matcher: GrammarMatcher, ends: Collection[int]) -> None:
+    """Take some steps at random, as far as it goes. Raises GrammarRefusedError if there is no first one, if they take too long, or if they
+    meet a limit of the library's; a dead end further on is no fault that could be told from bad luck.
+    """
     dice = random.Random(0)  # noqa: S311  # any way will do, the same one every time
     for step in range(_TRIAL_STEPS):
         began = time.thread_time()
@@ -120,9 +125,12 @@ def _walk(matcher: GrammarMatcher) -> None:
             allowed = np.flatnonzero(matcher.mask())
             if time.thread_time() - began > _SLOW_MASK:
                 raise library.GrammarRefusedError("following it takes too much time")
-            matcher.accept(int(dice.choice(allowed)))
+            further = np.setdiff1d(allowed, list(ends))
+            if not further.size:
+                return
+            matcher.accept(int(dice.choice(further)))
         except GrammarError as error:
-            if step == 0:
+            if step == 0 or _TOO_MANY in str(error):
                 raise library.GrammarRefusedError(f"nothing can satisfy it, or it is too complex ({error})") from None
             return
         if matcher.stopped:
