@@ -33,10 +33,12 @@ def from_environment(environ: Mapping[str, str]) -> Found:
 
 
 def from_dotenv(file: Path) -> Found:
-    """The settings in a ``.env`` file; other programs' variables in it are passed over. No file: no settings."""
+    """The settings in a ``.env`` file; other programs' variables in it are passed over. No settings where there is no file,
+    or a directory: some call their virtual environment so.
+    """
     try:
         lines = file.read_text("utf-8-sig").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return {}, []
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"

@@ -120,12 +120,14 @@ def test_slips_in_a_dotenv_file_are_named_with_their_line(problems):
     ]
 
 
-def test_a_dotenv_file_that_is_no_text_is_a_problem_and_a_missing_one_is_none(load, problems, tmp_path):
+def test_a_dotenv_file_that_cannot_be_read_is_a_problem_and_a_missing_one_or_a_virtual_environment_is_none(load, problems, tmp_path):
     assert load(ONE, dotenv="").log_json is False
     (tmp_path / ".env").unlink()
     (tmp_path / ".env").mkdir()
     assert from_dotenv(tmp_path / "none") == ({}, [])
-    assert [str(p) for p in from_dotenv(tmp_path / ".env")[1]] == [f"{tmp_path}/.env: cannot read it: Is a directory"]
+    assert from_dotenv(tmp_path / ".env") == ({}, [])
+    (tmp_path / "text").write_bytes(b"\xff")
+    assert [str(p) for p in from_dotenv(tmp_path / "text")[1]] == [f"{tmp_path}/text: cannot read it: not UTF-8"]
 
 
 @pytest.mark.parametrize(
