@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+# Where an environment says that no bytecode is to be kept (containers' do), each of the hundreds of servers and commands that
+# tests start would compile the whole package anew, and each run the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -15,6 +23,11 @@ def pytest_runtest_makereport() -> Iterator[None]:
     outcome: Any = yield
     report = outcome.get_result()
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of collected tests are made of stays to the end: no search for garbage need go through it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

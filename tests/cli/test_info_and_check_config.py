@@ -24,6 +24,13 @@ def test_check_config_says_ok_and_what_it_comes_to(slimproc, here):
     ]
 
 
+def test_check_config_says_in_words_that_a_model_takes_every_other_name(slimproc, here):
+    (here / "x.yaml").write_text("models: {m: {backend: fake, aliases: [small, '*']}, n: {backend: fake}}")
+    lines = slimproc("check-config", "x.yaml").out.splitlines()
+    assert lines[2].endswith(", also called small, answers to any other name")
+    assert "other name" not in lines[3]
+
+
 def test_check_config_takes_the_file_here_and_says_every_problem(slimproc, here):
     (here / "slimproc.yaml").write_text("listn: 1\nlog_json: no\nmodels: {m: {backend: fake}}\n")
     result = slimproc("check-config")

@@ -73,6 +73,7 @@ def test_a_plan_tells_what_would_happen_with_its_numbers(tell):
     assert (fits.status, fits.err) == (0, "")
     assert fits.out.startswith("b: load. b needs 2.00 GiB on host")
     rows = dict(line.split(maxsplit=1) for line in fits.out.splitlines()[1:] if len(line.split()) > 1)
+    assert "─" not in fits.out, "two columns without names have no heading"
     assert rows["needed"].split() == ["2,048.0", "MiB"]
     assert rows["total"].split() == ["4,096.0", "MiB"]
 

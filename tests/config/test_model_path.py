@@ -58,6 +58,14 @@ def test_a_path_that_leads_nowhere_is_one_line_naming_it(spec):
     assert len(message) < 6000
 
 
+def test_a_message_has_a_path_once_and_whole_however_long_it_is(monkeypatch):
+    assert fails("/no/such.gguf") == "cannot find model '/no/such.gguf': there is no file or directory of that name"
+    long = "/no/" + "such/" * 60 + "m.gguf"
+    assert fails(long).endswith(long)
+    monkeypatch.setenv("HOME", "/no")
+    assert fails("~/m.gguf").endswith("there is no file or directory /no/m.gguf")
+
+
 def test_a_packages_file_is_found_without_importing_it(package):
     assert resolve("package:a_model_package/m.gguf") == package / "m.gguf"
     assert resolve("package:a_model_package/sub/n.gguf") == package / "sub" / "n.gguf"

@@ -33,3 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A fake model with four slots that answers at once."""
     with ServerProcess(tmp_path_factory.mktemp("server"), fake(slots=4, aliases=["alias"])) as process:
         yield process.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A fake model whose context is 64 tokens, with four slots; and one, ``limited``, of whose answers nobody gets more than 8."""
+    models = {
+        "fake": {"backend": "fake", "context": 64, "slots": 4},
+        "limited": {"backend": "fake", "max_tokens_limit": 8},
+    }
+    config = {"models": models, "default_model": "fake"}
+    with ServerProcess(tmp_path_factory.mktemp("short"), config) as process:
+        yield process.wait_ready()

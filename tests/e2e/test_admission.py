@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving import CHAT, COMPLETIONS, fake, script, wait_until
+from tests.serving import CHAT, COMPLETIONS, ServerProcess, fake, script, wait_until
 
 ENDLESS = script(token_latency=0.01)
 
@@ -65,14 +65,21 @@ def test_a_request_of_more_sequences_than_are_free_is_one_that_waits(serve):
     running.close()
 
 
-def test_the_queues_of_all_models_together_have_a_limit(serve):
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two models of one slot each, for which no more than two requests wait together."""
     models = {name: {"backend": "fake", "slots": 1, "context": 1_000_000} for name in ("a", "b")}
-    server = serve({"models": models, "max_queue_total": 2})
-    running = [server.begin(ENDLESS, model=name, max_tokens=900_000) for name in ("a", "b")]
-    server.wait_sequences(1, 1)
-    waiting = [server.begin("hi", model="a") for _ in range(2)]
-    server.wait_queued(2, "a")
-    assert_overloaded(server.begin("hi", model="b").answer())
+    with ServerProcess(tmp_path_factory.mktemp("pair"), {"models": models, "max_queue_total": 2}) as process:
+        yield process.wait_ready()
+
+
+def test_the_queues_of_all_models_together_have_a_limit(pair):
+    pair.wait_idle()
+    running = [pair.begin(ENDLESS, model=name, max_tokens=900_000) for name in ("a", "b")]
+    pair.wait_sequences(1, 1)
+    waiting = [pair.begin("hi", model="a") for _ in range(2)]
+    pair.wait_queued(2, "a")
+    assert_overloaded(pair.begin("hi", model="b").answer())
     for one in running:
         one.close()
     assert [one.answer().status for one in waiting] == [200, 200]
@@ -90,47 +97,54 @@ def test_replicas_run_in_parallel_with_one_sequence_a_slot(serve):
     held[1].close()
 
 
-def test_one_models_queue_is_not_in_anothers_way(serve):
-    models = {name: {"backend": "fake", "slots": 1, "context": 1_000_000} for name in ("busy", "idle")}
-    server = serve({"models": models})
-    running = server.begin(ENDLESS, model="busy", max_tokens=900_000)
-    server.wait_sequences(1, 0)
-    waiting = server.begin("hi", model="busy")
-    server.wait_queued(1, "busy")
-    assert server.complete("hi", model="idle").status == 200
+def test_one_models_queue_is_not_in_anothers_way(pair):
+    pair.wait_idle()
+    running = pair.begin(ENDLESS, model="a", max_tokens=900_000)
+    pair.wait_sequences(1, 0)
+    waiting = pair.begin("hi", model="a")
+    pair.wait_queued(1, "a")
+    assert pair.complete("hi", model="b").status == 200
     running.close()
     assert waiting.answer().status == 200
 
 
-def test_what_is_wrong_is_refused_as_wrong_even_when_the_queue_is_full(serve):
-    server = serve(fake(slots=1, max_queue=0, context=1_000_000))
-    (running,) = occupy(server)
-    assert server.complete("hi", max_tokens=-1).status == 400
-    assert server.complete("hi", model="nope").status == 404
+@pytest.fixture(scope="module")
+def queueless(tmp_path_factory):
+    """One slot, and nobody waits for it."""
+    config = fake(slots=1, max_queue=0, context=1_000_000)
+    with ServerProcess(tmp_path_factory.mktemp("queueless"), config) as process:
+        yield process.wait_ready()
+
+
+def test_what_is_wrong_is_refused_as_wrong_even_when_the_queue_is_full(queueless):
+    queueless.wait_idle()
+    (running,) = occupy(queueless)
+    assert queueless.complete("hi", max_tokens=-1).status == 400
+    assert queueless.complete("hi", model="nope").status == 404
     running.close()
 
 
-def test_a_body_that_trickles_in_holds_no_slot(serve):
-    server = serve(fake(slots=1, max_queue=0))
-    with server.raw(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"prom') as slow:
-        assert server.complete("hi", max_tokens=1).status == 200
+def test_a_body_that_trickles_in_holds_no_slot(queueless):
+    queueless.wait_idle()
+    with queueless.raw(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"prom') as slow:
+        assert queueless.complete("hi", max_tokens=1).status == 200
         assert slow
 
 
-def test_the_refusal_of_an_overloaded_server_leaves_the_connection_usable(serve):
-    server = serve(fake(slots=1, max_queue=0, context=1_000_000))
-    (running,) = occupy(server)
-    connection = server.connect()
+def test_the_refusal_of_an_overloaded_server_leaves_the_connection_usable(queueless):
+    queueless.wait_idle()
+    (running,) = occupy(queueless)
+    connection = queueless.connect()
     connection.request("POST", COMPLETIONS, b'{"prompt":"hi","stream":true}')
     response = connection.getresponse()
     assert (response.status, len(response.read()) > 0) == (503, True)
     running.close()
-    server.wait_idle()
+    queueless.wait_idle()
     connection.request("POST", COMPLETIONS, b'{"prompt":"hi"}')
     assert connection.getresponse().read().endswith(b"}")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_burst_far_beyond_the_slots_is_served_whole(serve, replicas):
     server = serve(fake(slots=2, replicas=replicas, max_queue=100))
     pending = [server.begin(script(tokens=[str(number)], repeat=3)) for number in range(60)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving import ServerProcess, fake, script, wait_until
+from tests.serving import ServerProcess, script, wait_until
 
 TOKENS = [" tok0", " tok1", " tok2", " tok3"]
 
@@ -66,21 +66,19 @@ def test_a_max_tokens_that_is_no_count_is_refused(server, max_tokens):
         assert (answer.status, answer.error["param"]) == (400, "max_tokens")
 
 
-def test_a_huge_max_tokens_means_to_the_end_of_the_context(serve):
-    server = serve(fake(context=64))
+def test_a_huge_max_tokens_means_to_the_end_of_the_context(short):
     for max_tokens in (63, 10**18, 1e18):
-        answer = server.complete("ab" * 14, max_tokens=max_tokens).json
+        answer = short.complete("ab" * 14, max_tokens=max_tokens).json
         assert answer["usage"]["prompt_tokens"] == 14
         assert answer["usage"]["total_tokens"] == 64
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_every_slot_has_the_whole_context_and_none_suffers_from_anothers_end(serve):
-    server = serve(fake(context=64, slots=4))
-    assert server.get("/v1/models/fake").json["context_length"] == 64
+def test_every_slot_has_the_whole_context_and_none_suffers_from_anothers_end(short):
+    assert short.get("/v1/models/fake").json["context_length"] == 64
     slow = script(token_latency=0.01)
     prompts = [slow] * 3 + [script(tokens=["x"], token_latency=0.01)]
-    pending = [server.begin(prompt, max_tokens=1000) for prompt in prompts]
+    pending = [short.begin(prompt, max_tokens=1000) for prompt in prompts]
     answers = [one.answer().json for one in pending]
     for answer in answers[:3]:
         assert answer["choices"][0]["finish_reason"] == "length"
@@ -89,16 +87,16 @@ def test_every_slot_has_the_whole_context_and_none_suffers_from_anothers_end(ser
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_fills_the_context_is_refused_before_any_header(serve, stream):
-    server = serve(fake(context=64))
-    answer = server.complete("x" * 1000, stream=stream)
+def test_a_prompt_that_fills_the_context_is_refused_before_any_header(short, stream):
+    refused = short.metric("rejected_total", model="fake", reason="invalid")
+    answer = short.complete("x" * 1000, stream=stream)
     assert answer.status == 400
     assert answer.error["code"] == "context_length_exceeded"
     assert "500" in answer.error["message"]
     assert "64" in answer.error["message"]
     assert answer.error["param"] == "prompt"
-    server.wait_metric(1, "rejected_total", reason="invalid")
-    assert server.complete("hi", max_tokens=1).status == 200
+    short.wait_metric(refused + 1, "rejected_total", model="fake", reason="invalid")
+    assert short.complete("hi", max_tokens=1).status == 200
 
 
 def test_a_list_of_prompts_gives_choices_in_its_order(server):
@@ -209,19 +207,17 @@ def test_what_is_not_supported_is_refused_by_name(server, field):
     assert (answer.status, answer.error["param"]) == (400, next(iter(field)))
 
 
-def test_an_endless_model_ends_at_the_context_also_with_its_end_suppressed(serve):
-    server = serve(fake(context=128))
-    answer = server.complete(script(tokens=["x"]), ignore_eos=True, max_tokens=500).json
-    assert answer["usage"]["total_tokens"] == 128
+def test_an_endless_model_ends_at_the_context_also_with_its_end_suppressed(short):
+    answer = short.complete(script(tokens=["x"]), ignore_eos=True, max_tokens=500).json
+    assert answer["usage"]["total_tokens"] == 64
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_max_tokens_limit_refuses_more_and_bounds_the_default(serve):
-    server = serve(fake(max_tokens_limit=8))
-    answer = server.complete("hi", max_tokens=9)
+def test_max_tokens_limit_refuses_more_and_bounds_the_default(short):
+    answer = short.complete("hi", model="limited", max_tokens=9)
     assert (answer.status, answer.error["param"]) == (400, "max_tokens")
-    assert server.complete("hi").json["usage"]["completion_tokens"] == 8
-    assert server.chat("hi").json["usage"]["completion_tokens"] == 8
+    assert short.complete("hi", model="limited").json["usage"]["completion_tokens"] == 8
+    assert short.chat("hi", model="limited").json["usage"]["completion_tokens"] == 8
 
 
 def test_a_hundred_requests_one_after_another_on_one_connection(server):

@@ -27,7 +27,7 @@ def take_running(server, path=COMPLETIONS):
     return reader
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, pytest.param(CHAT, marks=pytest.mark.slow)])
 def test_an_engine_killed_in_mid_stream_gives_that_client_an_error_and_the_next_an_answer(serve, path):
     server = serve(fake(context=1_000_000))
     with take_running(server, path) as reader:
@@ -51,7 +51,7 @@ def test_a_joined_answer_that_had_begun_is_made_anew_for_its_client_has_no_byte_
     assert pending.answer().text == "".join(f" tok{number}" for number in range(50))
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_request_that_had_no_token_yet_is_started_once_more_and_answered(serve, stream):
     server = serve(fake(slots=1, context=1_000_000))
     pending = server.begin(script(prefill_steps=20, prefill_latency=0.05), stream=stream, max_tokens=2)
@@ -70,7 +70,7 @@ def test_a_request_that_had_no_token_yet_is_started_once_more_and_answered(serve
     assert server.replica()["restarts"] == 1
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_request_that_kills_its_engine_twice_is_not_tried_a_third_time(serve, stream):
     server = serve(fake())
     answer = server.begin(script(die_at=1, signal=int(signal.SIGSEGV)), stream=stream).answer()

@@ -45,7 +45,7 @@ NOT_RUN = {
 }
 """The beginning of a block, which then is not run at all, or of a command further down in one."""
 
-SLOW = ("docs/bench.md", "docs/chaos.md")
+SLOW = ("docs/bench.md", "docs/chaos.md", "docs/measure.md", "docs/migration.md")
 OWN_DIRECTORY = ("docs/chaos.md", "docs/measure.md", "docs/migration.md")
 """Pages whose commands are run where no server runs."""
 

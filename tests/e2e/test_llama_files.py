@@ -29,7 +29,7 @@ def good(tmp_path_factory) -> Path:
 
 
 CAUSES = {
-    "missing": "there is no file or directory {file}",
+    "missing": "cannot find model '{file}': there is no file or directory of that name",
     "not in the cache": "download it first: hf download org/name m.gguf",
     "empty": "{file} is empty",
     "web page": "{file} is a web page",

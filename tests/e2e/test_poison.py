@@ -11,9 +11,16 @@ from tests.serving import fake, script, wait_until
 KILLER = script(die_at=3, signal=int(signal.SIGSEGV))
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("at", [0, 1, 2, 5], ids=lambda at: f"token {at}" if at else "taken in")
-def test_however_often_the_client_retries_two_engines_die(serve, stream, at):
+@pytest.mark.parametrize(
+    ("at", "stream"),
+    [
+        pytest.param(at, stream, marks=() if (at, stream) in ((0, True), (2, False)) else pytest.mark.slow)
+        for at in (0, 1, 2, 5)
+        for stream in (True, False)
+    ],
+    ids=lambda value: value if isinstance(value, bool) else f"token {value}" if value else "taken in",
+)
+def test_however_often_the_client_retries_two_engines_die(serve, at, stream):
     server = serve(fake())
     body = script(die_at=at, token_latency=0.02, signal=int(signal.SIGSEGV))
     for _ in range(5):

@@ -50,7 +50,7 @@ def test_a_reader_that_pauses_within_the_buffers_loses_nothing(server):
     assert sum(" tok" in chunk["choices"][0]["text"] for chunk in chunks) == 1999
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_paused_reader_with_forty_requests_in_the_pipe_that_leaves_is_noticed(serve, stream):
     server = serve(fake(slots=1, context=1_000_000))
     body = json.dumps({"prompt": script(token_latency=0.005), "max_tokens": 900_000, "stream": stream}).encode()

@@ -182,6 +182,7 @@ def test_streams_go_on_while_a_grammar_takes_too_long_and_it_is_refused(demo):
     assert demo.replica()["pid"] == pid
 
 
+@pytest.mark.slow
 def test_requests_without_a_grammar_do_not_wait_for_many_slow_ones(serve, tiny_model):
     """Twice as many as there are slots, each of which takes seconds, one after the other, until it is refused."""
     server = serve(model(tiny_model))

@@ -94,7 +94,7 @@ def test_a_real_model_is_loaded_and_follows_a_grammar(tmp_path, cached):
 
 
 @linux
-@pytest.mark.parametrize("wanted", ["auto", "strict", "jit"])
+@pytest.mark.parametrize("wanted", ["auto", pytest.param("strict", marks=pytest.mark.slow), "jit"])
 def test_an_mlx_model_is_loaded_and_follows_a_grammar(tmp_path, wanted):
     pytest.importorskip("mlx_lm", reason="MLX is not installed here (pip install 'slimproc[mlx]')")
     folder = mlx_tiny_random(tmp_path / "model")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimproc.engines.llama_cpp.sampling import NoChoiceError, Sampler, draw, draw_limited
+from slimproc.engines.llama_cpp.drawing import draw, draw_limited, draw_mostly_inside, shortlist
+from slimproc.engines.llama_cpp.sampling import NoChoiceError, Sampler
 from slimproc.errors import InvalidRequest
 from slimproc.request import SamplingParams
 
@@ -86,6 +87,57 @@ def test_no_draw_falls_outside_what_the_limits_leave(seed, vocab, limits, chance
     # f32 sums can put a token more or less at the very border of top_p; a little slack there, none elsewhere.
     slack = {**limits, "top_p": min(1.0, params.top_p + 1e-5)}
     assert draw_limited(weights, params, chance) in reference(row, **slack)
+
+
+NUCLEI = [{"top_p": 0.9}, {"top_p": 0.7, "temperature": 2.0}, {"min_p": 0.3}, {"top_p": 0.95, "min_p": 0.01}]
+
+
+@pytest.mark.parametrize("limits", NUCLEI, ids=str)
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_drawing_again_what_falls_outside_gives_the_same_distribution(limits, scale):
+    """Shares of 20,000 draws with a fixed seed, each within five standard deviations."""
+    row = logits(2, vocab=60, scale=scale)
+    expected = reference(row, **limits)
+    params = SamplingParams(**limits)
+    weights = np.exp((row - row.max()) / np.float32(params.temperature))
+    random, draws = np.random.default_rng(3).random, 20_000
+    counts = np.bincount([draw_mostly_inside(weights, params, random) for _ in range(draws)], minlength=len(row))
+    for token, count in enumerate(counts):
+        share = expected.get(token, 0.0)
+        assert abs(count - share * draws) <= 5 * math.sqrt(share * (1 - share) * draws)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 700), st.sampled_from(NUCLEI), st.floats(0, 1, exclude_max=True))
+def test_no_draw_is_kept_that_is_outside(seed, vocab, limits, chance):
+    row = np.round(logits(seed, vocab), 1)
+    params = SamplingParams(**limits)
+    weights = np.exp((row - row.max()) / np.float32(params.temperature))
+    slack = {**limits, "top_p": min(1.0, params.top_p + 1e-5)}
+    assert draw_mostly_inside(weights, params, lambda: chance) in reference(row, **slack)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(0, 3000), st.booleans())
+def test_a_shortlist_holds_all_that_top_k_may_choose_and_is_short(seed, top_k, barred, rounded):
+    row = logits(seed, vocab=10_000 + seed % 3000)
+    row = np.round(row, 1) if rounded else row
+    row[np.random.default_rng(seed).permutation(len(row))[: 4 * barred]] = -np.inf
+    ids = shortlist(row, top_k)
+    if ids is None:
+        assert len(row) < 2 * top_k * 256 or not np.isfinite(row.max())
+        return
+    weights = np.exp(row - row.max())
+    assert set(reference(row, top_k=top_k)) - set(np.flatnonzero(weights == 0)) <= set(ids)
+    assert np.array_equal(ids, np.unique(ids))
+    assert np.isfinite(row[ids]).all()
+
+
+def test_top_k_of_a_large_vocabulary_draws_as_from_the_whole():
+    row = logits(7, vocab=50_000)
+    params = SamplingParams(top_k=40, top_p=0.9, seed=5)
+    chances = np.random.Generator(np.random.PCG64(5)).random
+    one = Sampler(params, [], len(row), NO_ENDS)
+    weights = np.exp(row - row.max())
+    assert [one.choose(row) for _ in range(200)] == [draw_limited(weights, params, chances()) for _ in range(200)]
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, np.nextafter(1.0, 0.0)])
@@ -193,8 +245,8 @@ def test_logits_without_a_choice_say_so(params, value):
 
 
 def test_a_single_nan_is_not_passed_over():
-    row = logits(6)
+    row = logits(6, vocab=10_000)
     row[500] = np.nan
-    for params in ({"temperature": 0}, {}, {"top_k": 3}):
+    for params in ({"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.9}):
         with pytest.raises(NoChoiceError):
-            sampler(**params).choose(row)
+            sampler(10_000, **params).choose(row)
