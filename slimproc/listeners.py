@@ -92,6 +92,8 @@ def _bind(listen: Listen) -> socket.socket:
         return socket.create_server((listen.host or "", listen.port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = str(error.strerror).partition(" (while ")[0]
+        if error.errno == errno.EADDRINUSE:
+            reason += " (--port takes another one)"
         raise OSError(error.errno, f"cannot listen on {listen}: {reason}") from error
 
 

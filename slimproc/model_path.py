@@ -17,6 +17,8 @@ from slimproc.errors import LoadFailed
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _COMMIT = re.compile(r"[0-9A-Za-z._-]+")
+_SHOWN = 200
+"""Characters of a path that stands in a message."""
 
 
 def resolve(spec: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -32,7 +34,8 @@ def resolve(spec: str, environ: Mapping[str, str] = os.environ) -> Path:
         path = Path(spec).expanduser()
     except RuntimeError:
         _fail(spec, "there is no such home directory")
-    return _existing(spec, path, f"there is no file or directory {path}")
+    place = "of that name" if str(path) == spec[:_SHOWN] else path
+    return _existing(spec, path, f"there is no file or directory {place}")
 
 
 def _in_package(spec: str) -> Path:
@@ -117,5 +120,5 @@ def _dangling(path: Path) -> str | None:
 
 
 def _fail(spec: str, reason: str) -> NoReturn:
-    shown = spec if len(spec) <= 200 else spec[:199] + "…"
+    shown = spec if len(spec) <= _SHOWN else spec[: _SHOWN - 1] + "…"
     raise LoadFailed(f"cannot find model {shown!r}: {reason}", permanent=True)

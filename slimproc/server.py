@@ -231,7 +231,9 @@ class Server:
         await http.stop_accepting()
         self._residency.manager.close()
         self._admission.close()
-        await self._admission.wait_idle(patience)
+        if not await self._admission.wait_idle(0):
+            log.info("waiting for running requests; a second signal ends them", at_most_s=patience)
+            await self._admission.wait_idle(patience)
         self._admission.abort()
         await http.close_public()
         await self._supervisor.stop_all(0.0, EXIT_LIMIT)

@@ -40,8 +40,10 @@ def _parts(model: ModelConfig) -> Iterator[str]:
         yield f"memory {spell(max(model.memory.load_peak, model.memory.inference_peak))} each"
     if model.device is not None:
         yield f"on {model.device}"
-    if model.aliases:
-        yield f"also called {', '.join(model.aliases)}"
+    if names := [alias for alias in model.aliases if alias != "*"]:
+        yield f"also called {', '.join(names)}"
+    if "*" in model.aliases:
+        yield "answers to any other name"
 
 
 def _notes(model: ModelConfig) -> Iterator[str]:

@@ -17,8 +17,13 @@ _PIPE_WIDTH = 250
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """For a console whose markup is off: cells are plain text, and brackets in them are no markup."""
-    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    """For a console whose markup is off: cells are plain text, and brackets in them are no markup.
+
+    Columns without any name have no heading.
+    """
+    table = Table(
+        *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns)
+    )
     for row in rows:
         table.add_row(*row)
     return table

@@ -121,8 +121,9 @@ class PlayedUpstream:
         connection = Connection(reader, writer)
         self.connections.append(connection)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self.behaviour(connection)
+            await self.behaviour(connection)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            connection.gone = True
         finally:
             writer.close()
 
