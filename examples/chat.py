@@ -17,7 +17,7 @@ def main() -> None:
         messages.append({"role": "user", "content": said})
         answer = ""
         try:
-            for chunk in client.chat.completions.create(model=model, messages=messages, stream=True):
+            for chunk in client.chat.completions.create(model=model, messages=messages, temperature=0.3, stream=True):
                 piece = chunk.choices[0].delta.content or "" if chunk.choices else ""
                 answer += piece
                 print(piece, end="", flush=True)

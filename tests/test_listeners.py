@@ -87,7 +87,9 @@ def test_a_host_that_nobody_knows_is_told_in_the_systems_words(config):
 
 def test_a_port_that_is_taken_is_told_with_the_way_out(config, public):
     host, port = public.getsockname()
-    with pytest.raises(OSError, match=rf"^\[Errno \d+\] cannot listen on {host}:{port}: .* \(--port takes another one\)$"):
+    with pytest.raises(
+        OSError, match=rf"^\[Errno \d+\] cannot listen on {host}:{port}: .* \(--port takes another one\)$"
+    ):
         Listeners(replace(config, listen=Listen(host, port)))
 
 

@@ -140,7 +140,9 @@ async def _no_route(request: web.Request) -> web.StreamResponse:
             allowed |= (await resource.resolve(request))[1]
     subject = f"{request.method} {request.path}"
     if not allowed:
-        raise NotFound(f"there is no route {subject}")
+        meant = f"/v1{request.path}"
+        there = any(resource.canonical == meant for resource in request.app.router.resources())
+        raise NotFound(f"there is no route {subject}{f'; there is {meant}' if there else ''}")
     error = MethodNotAllowed(f"{subject}: this method is not allowed here")
     response = error_response(error, infer=on_infer(request))
     response.headers[hdrs.ALLOW] = ", ".join(sorted(allowed))

@@ -120,7 +120,9 @@ def test_slips_in_a_dotenv_file_are_named_with_their_line(problems):
     ]
 
 
-def test_a_dotenv_file_that_cannot_be_read_is_a_problem_and_a_missing_one_or_a_virtual_environment_is_none(load, problems, tmp_path):
+def test_a_dotenv_file_that_cannot_be_read_is_a_problem_and_a_missing_one_or_a_virtual_environment_is_none(
+    load, problems, tmp_path
+):
     assert load(ONE, dotenv="").log_json is False
     (tmp_path / ".env").unlink()
     (tmp_path / ".env").mkdir()

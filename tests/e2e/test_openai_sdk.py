@@ -133,6 +133,14 @@ def test_each_refusal_is_the_clients_own_class(strict, stream):
         assert error.message
 
 
+def test_a_client_whose_base_url_lacks_its_end_is_told_the_path_that_there_is(strict):
+    lost = strict.with_options(base_url=str(strict.base_url).removesuffix("v1/"))
+    with pytest.raises(openai.NotFoundError, match=r"no route POST /chat/completions; there is /v1/chat/completions"):
+        chat(lost)
+    with pytest.raises(openai.NotFoundError, match=r"no route POST /images/generations$"):
+        lost.images.generate(model="fake", prompt="x")
+
+
 def test_paths_methods_and_types_are_the_clients_own_classes(strict):
     with pytest.raises(openai.NotFoundError) as caught:
         strict.images.generate(model="fake", prompt="x")

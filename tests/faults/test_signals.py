@@ -30,7 +30,9 @@ def test_sigterm_under_load_lets_finish_what_can_tells_all_others_and_leaves_not
 
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: server.records("stopping"), "it has heard")
-    (waits,) = wait_until(lambda: server.records("waiting for running requests; a second signal ends them"), "it says so")
+    (waits,) = wait_until(
+        lambda: server.records("waiting for running requests; a second signal ends them"), "it says so"
+    )
     assert waits["at_most_s"] == 2
     newcomer.request("POST", COMPLETIONS, b'{"prompt":"hi"}')
     refused = newcomer.getresponse()
