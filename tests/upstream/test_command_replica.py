@@ -39,10 +39,13 @@ def family(pid: int | None) -> list[psutil.Process]:
 
 
 async def gone(processes: list[psutil.Process]) -> None:
-    def alive() -> list[psutil.Process]:
-        return [found for found in processes if found.is_running() and found.status() != psutil.STATUS_ZOMBIE]
+    def runs(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # it ended between the two questions
+            return False
 
-    await eventually(lambda: not alive(), f"nothing is left of {processes}")
+    await eventually(lambda: not any(map(runs, processes)), f"nothing is left of {processes}")
 
 
 async def ask(url: str) -> dict[str, Any]:
