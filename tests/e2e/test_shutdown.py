@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import signal
 
-import psutil
 import pytest
 
+from tests.processes import lives
 from tests.serving import COMPLETIONS, fake, script, wait_until
 
 ENDLESS = script(token_latency=0.01)
 
 
 def assert_nothing_left(server, children):
-    wait_until(
-        lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children),
-        "every child is gone",
-    )
+    wait_until(lambda: not any(map(lives, children)), "every child is gone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

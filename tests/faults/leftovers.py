@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import psutil
 
+from tests.processes import lives
 from tests.serving import ServerProcess, wait_until
 
 
@@ -70,10 +71,7 @@ class Leftovers:
 
 def all_gone(processes: list[psutil.Process]) -> None:
     """Wait until none of these lives."""
-    wait_until(
-        lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes),
-        f"{processes} are gone",
-    )
+    wait_until(lambda: not any(map(lives, processes)), f"{processes} are gone")
 
 
 def ended_once(server: ServerProcess, count: int) -> None:

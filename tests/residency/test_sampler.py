@@ -22,6 +22,7 @@ from slimproc.residency.room import Room
 from slimproc.residency.sampler import Sampler
 from slimproc.residency.views import HOST, World
 from tests.fakes import LIMIT, eventually, looped
+from tests.processes import lives
 from tests.serving import wait_until
 from tests.standin_nvml import GIB, LOST, MISMATCH, NO_DRIVER, NOT_SUPPORTED, StandInNvml
 
@@ -421,7 +422,7 @@ asyncio.run(main())
         loaded = Path(f"/proc/{probe.pid}/maps")
         wait_until(lambda: "libnvidia-ml" in loaded.read_text(), "it has loaded the driver")
         front.kill()
-        wait_until(lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE, "the probe is gone")
+        wait_until(lambda: not lives(probe), "the probe is gone")
 
 
 def test_the_probe_ends_when_the_front_closes_its_end():

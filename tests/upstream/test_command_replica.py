@@ -21,6 +21,7 @@ from slimproc.replicas.states import ReplicaEvent, ReplicaState
 from slimproc.upstream import guard
 from slimproc.upstream.child import Child
 from tests.fakes import eventually, looped
+from tests.processes import lives
 from tests.upstream.harness_upstream import UpstreamKeeper
 
 S = ReplicaState
@@ -39,13 +40,7 @@ def family(pid: int | None) -> list[psutil.Process]:
 
 
 async def gone(processes: list[psutil.Process]) -> None:
-    def runs(process: psutil.Process) -> bool:
-        try:
-            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:  # it ended between the two questions
-            return False
-
-    await eventually(lambda: not any(map(runs, processes)), f"nothing is left of {processes}")
+    await eventually(lambda: not any(map(lives, processes)), f"nothing is left of {processes}")
 
 
 async def ask(url: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from slimproc.replicas.states import ReplicaState
 from slimproc.upstream.prepare import Prepare, PrepareFailed
 from tests.fakes import LIMIT, eventually, looped, turns
+from tests.processes import lives
 from tests.upstream.harness_upstream import UpstreamKeeper, closed_port, remote
 from tests.upstream.standin import StandIn
 
@@ -99,7 +100,7 @@ async def test_a_prepare_that_hangs_is_killed_with_all_that_it_started(tmp_path)
     prepare.kill()
     with pytest.raises(PrepareFailed, match="ended by SIGKILL"):
         await running
-    await eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it is gone")
+    await eventually(lambda: not lives(process), "it is gone")
     prepare._forget_last()
 
 
@@ -173,7 +174,7 @@ async def test_a_run_for_which_nobody_else_waits_is_killed_when_its_server_is_le
         process = psutil.Process(int((tmp_path / "pid").read_text()))
         keeper.replica.ask_stop(0.0, 1.0, leave=True)
         await keeper.until(S.STOPPED)
-        await eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it is gone")
+        await eventually(lambda: not lives(process), "it is gone")
 
 
 @looped
