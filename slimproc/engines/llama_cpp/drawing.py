@@ -85,8 +85,8 @@ def _inside(weights: Floats, token: int, params: SamplingParams, total: float) -
     weight = weights[token]
     if weight < params.min_p:
         return False
-    if params.top_p >= 1.0:
-        return True
+    if params.top_p >= 1.0 or weight > (1.0 - params.top_p) * total:
+        return True  # what is outside makes up 1 - top_p at most, all together
     heavier = float((weights * (weights > weight)).sum())
     equals_before = np.count_nonzero(weights[:token] == weight)
     return heavier + int(equals_before) * float(weight) < params.top_p * total
