@@ -58,6 +58,10 @@ def lives(process: psutil.Process) -> bool:
     return False
 
 
+_AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Whoever has that set would have every server compile slimproc anew, which an installed one never does."""
+
+
 class Server:
     """A process that serves on a port which its log names, or which was chosen for it."""
 
@@ -72,7 +76,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
-                env={**os.environ, "PYTHONPATH": package, **environ},
+                env={**os.environ, **_AS_INSTALLED, "PYTHONPATH": package, **environ},
             )
         try:
             self.port = port if isinstance(port, int) else int(wait_until(lambda: self._find(port), f"{name} listens"))

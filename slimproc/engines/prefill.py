@@ -6,10 +6,14 @@ _STEP_STRETCH = 2.5
 """A step with prompt tokens in it takes at most so many quiet steps. The promise is 3; the rest is for noise."""
 _ALONE_SECONDS = 0.25
 """How long a call may take while no answer is running, or few beside many prompts: nothing can be cancelled meanwhile."""
+_BURST_SECONDS = 3.0
+"""For how long answers that run may be kept waiting by a burst of prompts that outnumber them."""
 _ALONE_BLOCK = 64
 """Alone, a call takes whole multiples of so many: ggml reads 64 tokens 1.4 times as fast a token as 63 or 65."""
 _UNKNOWN_ALONE, _UNKNOWN_BESIDE = 64, 8
 """Before anything was measured."""
+_MANY = 7
+"""Beside so many running answers a step is stretched for nobody's pace. Fewer are not worth a slow prompt."""
 _DEARER = 1.25
 """At most so many times an answer's share of a quiet step is what a token of a prompt is taken to cost."""
 _DOWN, _UP = 0.5, 0.1
@@ -20,7 +24,7 @@ class PrefillBudget:
     """How many prompt tokens the next call may take, learned from how long calls took. Times in seconds.
 
     ``most``: what a call can take. ``least``: what makes a call worth its pass over the weights, beside answers that have a
-    call of their own; fewer only where those would take longer than ``_ALONE_SECONDS``.
+    call of their own; fewer only where those would take longer than ``_ALONE_SECONDS``, or beside ``_MANY`` answers.
     """
 
     def __init__(self, most: int, *, least: int = 1) -> None:
@@ -44,18 +48,27 @@ class PrefillBudget:
                 return min(_UNKNOWN_ALONE, self._most)
             blocks = max(int(_ALONE_SECONDS / self._alone / _ALONE_BLOCK), 1)
             return min(blocks * _ALONE_BLOCK, self._most)
+        least = self._least if running < _MANY else 1
         quiet, price = self._quiet_step(running), self._beside or self._alone
         if quiet is None or price is None:
-            return min(max(_UNKNOWN_BESIDE, self._least), self._most)
+            return min(max(_UNKNOWN_BESIDE, least), self._most)
         if running in self._measured:
             # A token costs the same whosever it is, but for what it attends to: none of a prompt costs much more than an
             # answer's. A busy machine's measurements say otherwise, and feed on themselves: the fewer tokens share the
             # noise, the dearer each seems.
             price = min(price, _DEARER * quiet / running)
         promised = (_STEP_STRETCH - 1) * quiet
-        wanted = max(promised * prompts / running, self._least * price)
+        wanted = max(promised * prompts / running, least * price)
         seconds = max(promised, min(wanted, _ALONE_SECONDS))
         return min(max(int(seconds / price), 1), self._most)
+
+    def comes_first(self, running: int, prompts: int, tokens: int) -> bool:
+        """Whether the running answers wait while ``prompts``, of ``tokens`` together, are read: they are more, and short.
+
+        So a burst of requests is answered in one batch, as it came, instead of in many that grow and shrink.
+        """
+        price = self._beside or self._alone
+        return 0 < running < prompts and price is not None and tokens * price <= _BURST_SECONDS
 
     def observe(self, running: int, prompt_tokens: int, seconds: float) -> None:
         """Learn from a call with ``running`` answers and ``prompt_tokens`` tokens of prompts that took ``seconds``."""

@@ -152,6 +152,8 @@ class LlamaCppBackend:
         due = [(slot.index, self._due(slot)) for slot in self._running()]
         answers = [index for index, tokens in due if tokens == 1]
         prompts = [one for one in due if one[1] > 1]
+        if self._budget.comes_first(len(answers), len(prompts), sum(tokens for _, tokens in prompts)):
+            answers = []
         calls = [
             plan_answers(answers, room=BATCH, can_fill=self._can_fill),
             plan_prompts(prompts, budget=self._budget.tokens(len(answers), len(prompts)), room=BATCH),

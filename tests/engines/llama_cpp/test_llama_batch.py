@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given
@@ -123,15 +124,19 @@ def test_running_answers_stay_under_three_times_their_quiet_step():
 
 
 def test_where_prompts_have_a_call_of_their_own_both_calls_together_stay_under_three_quiet_ones():
-    for machine in (Machine(), Machine(weights=0.02, token=0.0005), Machine(weights=0.0001, token=0.0001)):
-        for running in (1, 4, 7, 16):
-            budget = PrefillBudget(512, least=WORTH_A_CALL)
-            for _ in range(40):
-                tokens = budget.tokens(running)
-                budget.observe(running, 0, machine.seconds(running, 0))
-                budget.observe_apart(tokens, machine.seconds(0, tokens))
-            quiet = machine.seconds(running, 0)
-            assert quiet + machine.seconds(0, tokens) < 3 * quiet or tokens <= WORTH_A_CALL
+    """Also where a prompt's end makes a call a quarter longer. Beside fewer than 7, a call's pass must be worth it."""
+    as_dear_as_answers = Machine(weights=0.0001, token=0.003)
+    machines = Machine(), Machine(weights=0.02, token=0.0005), Machine(weights=0.0001, token=0.0001), as_dear_as_answers
+    for machine, running in itertools.product(machines, (1, 4, 6, 7, 8, 12, 16)):
+        budget = PrefillBudget(512, least=WORTH_A_CALL)
+        for _ in range(40):
+            tokens = budget.tokens(running)
+            budget.observe(running, 0, machine.seconds(running, 0))
+            budget.observe_apart(tokens, machine.seconds(0, tokens))
+        quiet = machine.seconds(running, 0)
+        kept = quiet + machine.seconds(0, tokens + tokens // 4) < 3 * quiet
+        assert kept or (running < 7 and tokens <= WORTH_A_CALL)
+        assert quiet + machine.seconds(0, tokens) > 1.8 * quiet, "and the prompt gets on"
 
 
 def test_beside_few_answers_a_call_takes_as_many_tokens_as_make_it_worth_its_pass_unless_they_take_long():
@@ -142,6 +147,17 @@ def test_beside_few_answers_a_call_takes_as_many_tokens_as_make_it_worth_its_pas
             budget.observe(1, 0, 2 * token)
             budget.observe_apart(tokens, token * tokens)
         assert tokens == expected
+
+
+def test_a_burst_of_short_prompts_comes_before_answers_that_are_fewer_and_a_long_prompt_never_does():
+    budget = PrefillBudget(512, least=WORTH_A_CALL)
+    assert not budget.comes_first(1, 3, 60), "while nothing is known"
+    budget.observe(0, 64, 0.5)
+    assert budget.comes_first(1, 3, 60)
+    assert budget.comes_first(7, 8, 380)
+    assert not budget.comes_first(3, 3, 60)
+    assert not budget.comes_first(1, 3, 390), "3 s are all that answers wait"
+    assert not budget.comes_first(0, 3, 60)
 
 
 def test_where_more_wait_for_their_first_token_than_for_their_next_those_come_first_for_a_quarter_of_a_second_at_most():
@@ -182,6 +198,7 @@ def test_noise_does_not_starve_a_prompt():
 
 def test_the_first_chunks_beside_answers_are_small_while_nothing_is_known():
     assert PrefillBudget(512, least=WORTH_A_CALL).tokens(3) == WORTH_A_CALL
+    assert PrefillBudget(512, least=WORTH_A_CALL).tokens(7) <= 8
     assert PrefillBudget(512).tokens(3) <= 8
 
 
