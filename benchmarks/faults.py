@@ -21,9 +21,12 @@ from typing import Any
 import last_resorts
 import peers
 import psutil
+import uvloop
 from command import main
 from recovery import STREAMS, Stream, kill
 from scenario import Comparison, Options, Scenario
+
+from slimproc.chat.templates import Renderer, Template
 
 STALL_TIMEOUT = 2.0
 DEADLINE = 0.5
@@ -36,6 +39,7 @@ LIMITS_MS = {
     "disconnect to its slot freed": 200.0,
     "unread stream to its slot freed": 1000.0,
     "unread stream, p99 gap of another": 0.0,
+    "renderers killed to a text from another": 100.0,
     "renderers killed to a chat's answer": 1000.0,
     "deadline overshoot in the queue": 100.0,
     "deadline overshoot in prefill": 100.0,
@@ -165,6 +169,25 @@ def renderers(server: peers.Slimproc) -> dict[str, float]:
     return {"renderers killed to a chat's answer": (time.monotonic() - killed) * 1000}
 
 
+def renderers_alone() -> dict[str, float]:
+    """Without a server, whose engine and connection are in a chat's answer."""
+    return {"renderers killed to a text from another": uvloop.run(_another_renderer()) * 1000}
+
+
+async def _another_renderer() -> float:
+    """Seconds."""
+    renderer = Renderer()
+    await renderer.start()
+    try:
+        for pid in renderer.statistics().pids:
+            os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        await renderer.render(Template("{{ messages[0].content }}"), [{"role": "user", "content": "hi"}])
+        return time.monotonic() - killed
+    finally:
+        await renderer.close()
+
+
 def disconnect(server: peers.Slimproc) -> dict[str, float]:
     """By the list of replicas, asked for again and again: what that takes is in it."""
     stream = Stream(server.port, _PACE)
@@ -251,7 +274,7 @@ WITHIN: tuple[Callable[[peers.Slimproc], dict[str, float]], ...] = (
     death, hang, disconnect, unread, renderers, deadlines,
 )  # fmt: skip
 OF_THE_SERVER: tuple[Callable[[], dict[str, float]], ...] = (
-    bystander, front_death, orderly_end, last_resorts.dying_load, last_resorts.blocked_front,
+    bystander, renderers_alone, front_death, orderly_end, last_resorts.dying_load, last_resorts.blocked_front,
 )  # fmt: skip
 WITHOUT = {
     "death of another replica, p99 gap of a stream": "p99 gap before a death",
@@ -290,7 +313,7 @@ SCENARIOS = [
         "S16",
         "what faults cost in time: a death, a hang, a disconnect, an unread stream, deadlines, a model that never loads, the front's end",
         f"by the client's clock, on the fake backend with {STREAMS} slots: an engine gets SIGKILL, and SIGSTOP, in "
-        "mid-stream; a client resets its connection, another reads nothing; both renderers are killed; deadlines pass in the queue, in prefill and in mid-stream; the front "
+        "mid-stream; a client resets its connection, another reads nothing; both renderers are killed, also without a server; deadlines pass in the queue, in prefill and in mid-stream; the front "
         "gets SIGKILL, and SIGTERM with streams that take longer than they may. A model dies in every load and is given up after the fifth (its waits are "
         "meant to come to 7 s, a quarter more or less), an operator has it tried again; a front whose loop sleeps is aborted by a watchdog, which this script plays. "
         "What a setting asks to be waited for is taken off. The worst of all is held against what is promised.",

@@ -1,6 +1,6 @@
 """Pictures of results: one a scenario whose comparisons have a place, and one with all ratios beside their targets.
 
-They are drawn from the JSON alone. matplotlib is wanted for nothing else; without it there are no pictures.
+They are drawn from the JSON alone. matplotlib is wanted for nothing else; without it pictures stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ except ImportError:
     Figure = None
 
 MISSING = (
-    "matplotlib is not installed, so no pictures are drawn. To get them: pip install matplotlib, and then "
+    "matplotlib is not installed, so no pictures are drawn, and those that are there stay as they were, whatever is "
+    "measured now. To get them: pip install matplotlib, and then "
     "python benchmarks/report.py draws them from the results that are there"
 )
 RATIOS = "ratios.png"
@@ -36,13 +37,17 @@ def available() -> bool:
 
 
 def draw(directory: Path, found: dict[str, Any]) -> bool:
-    """A document's picture as NAME.png. False: it has none, and a picture from before is gone."""
+    """A document's picture as NAME.png. False: none was drawn. A picture from before is gone where there is nothing to draw
+    any more, and stays where there is nothing to draw it with.
+    """
+    if not available():
+        return False
     path = directory / f"{found['name']}.png"
     panels: dict[str, list[dict[str, Any]]] = {}
     for comparison in found["comparisons"]:
         if comparison.get("place"):
             panels.setdefault(comparison["place"]["panel"], []).append(comparison)
-    if not panels or not available():
+    if not panels:
         path.unlink(missing_ok=True)
         return False
     columns = 2 if len(panels) == 4 else min(_COLUMNS, len(panels))
@@ -106,7 +111,9 @@ def _scale(axis: Axes, where: list[float], values: list[float]) -> None:
 
 
 def draw_ratios(directory: Path, documents: Iterable[dict[str, Any]]) -> bool:
-    """All ratios that have a target, each with that of every pair. False: there is none."""
+    """All ratios that have a target, each with that of every pair. False: none was drawn; see ``draw``."""
+    if not available():
+        return False
     path = directory / RATIOS
     rows = [
         (f"{found['number']} {comparison['label']}".strip(), comparison)
@@ -114,7 +121,7 @@ def draw_ratios(directory: Path, documents: Iterable[dict[str, Any]]) -> bool:
         for comparison in found["comparisons"]
         if comparison["ratio"] is not None and comparison["target"] is not None
     ]
-    if not rows or not available():
+    if not rows:
         path.unlink(missing_ok=True)
         return False
     figure = Figure(figsize=(10, 1.3 + 0.25 * len(rows)), layout="constrained")

@@ -156,7 +156,8 @@ SCENARIOS = [
         f"the time from token to token of {STREAMS} streaming answers, as a client sees it over HTTP: the 99th percentile "
         f"while a prompt of about 2,000 tokens is read, over the one before it came ({_QUIET} tokens of each answer). And "
         "how soon that prompt has its first token, which must not be starved for it. Every run has a fresh server.",
-        "more than one such prompt at a time, and prompts that are known in part.",
+        "more than one such prompt at a time, and prompts that are known in part. Fewer than 7 answers, beside which a "
+        "call takes at least 16 tokens of the prompt and may stretch a step beyond three (decision 14).",
         beside_answers,
     ),
 ]

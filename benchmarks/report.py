@@ -26,8 +26,8 @@ Written by `python benchmarks/run.py`; do not edit. Medians, with the smallest a
 sides of a ratio were measured in one session, in turns, each with a fresh server; a ratio above 1 means that slimproc is
 better. Absolute numbers hold for the machine named; ratios carry over better, though not to other core counts: server,
 engine and load client compete for the cores. A target counts as met or missed by the ratio of the medians; where the
-pairs of runs do not agree about it, the page says "within the spread". The JSON beside this page has every single run;
-what was missed, and why, is in [misses.md](misses.md).
+pairs of runs do not agree about it, the page says "within the spread", and where there was only one, "one run", which
+shows no spread. The JSON beside this page has every single run; what was missed, and why, is in [misses.md](misses.md).
 """
 
 
@@ -216,10 +216,12 @@ def _target(comparison: dict[str, Any]) -> str:
 
 def _met(comparison: dict[str, Any]) -> str:
     word = {True: "yes", False: "**no**", None: "-"}[comparison["met"]]
-    if comparison["met"] is None or not comparison["pairs"]:
+    if comparison["met"] is None:
         return word
+    if len(comparison["pairs"] or next(iter(comparison["values"].values()))) == 1:
+        return f"{word} (one run)"
     agreed = {pair >= comparison["target"] for pair in comparison["pairs"]}
-    return word if len(agreed) == 1 else f"{word}, within the spread"
+    return word if len(agreed) <= 1 else f"{word}, within the spread"
 
 
 def _spread(seen: dict[str, float], unit: str) -> str:
@@ -236,7 +238,7 @@ def show(made: dict[str, Any]) -> None:
     for comparison in made["comparisons"]:
         cells = _row(_rounded(comparison)).strip("| ").split(" | ")
         print("  " + "\n      ".join([cells[0], f"slimproc {cells[1]}", f"against {cells[2]}", f"ratio {cells[3]}"]))
-        print(f"      target {cells[4]}, met: {cells[5].strip('*')}")
+        print(f"      target {cells[4]}, met: {cells[5].replace('*', '')}")
         if comparison["note"]:
             print(f"      {comparison['note']}")
 

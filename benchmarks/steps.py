@@ -147,8 +147,8 @@ SCENARIOS = [
         "without it: single gaps are closed by fillers, the lowest slots are taken first, batches are sorted by slot. "
         "Each is switched off by itself, or the sequences are put into the slots that it would have avoided. A ratio above "
         "1 is what the rule gains.",
-        "the ring and the front: a step's frame is some microseconds of the engine's (S1). Longer contexts, where "
-        "decoding itself takes longer and all else does not.",
+        "the ring and the front: publishing a step costs the engine at most 0.8 us a token (all of its time in S3), 13 us "
+        "of a step of over 100 ms at 16 sequences. Longer contexts, where decoding itself takes longer and all else does not.",
         measure,
     )
 ]

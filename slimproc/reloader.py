@@ -66,6 +66,8 @@ class Reloader:
         self._leaving: dict[str, tuple[ModelConfig, asyncio.Task[None]]] = {}
         """Models that were removed and are still asked by who came before."""
         self._ending: set[asyncio.Task[None]] = set()
+        self._unloading: dict[Replica, tuple[str, int]] = {}
+        """Replicas on their way out that will unload their server when they have drained."""
 
     async def reload(self) -> str:
         """Read again and put in force what was read. Returns what is wrong with it, and then nothing has changed; else ""."""
@@ -116,6 +118,7 @@ class Reloader:
         for name in difference.removed:
             last = self._tasks.create_task(self._leave(old.models[name]), name=f"the last requests of {name}")
             self._leaving[name] = old.models[name], last
+        self._spare_servers()
         logs.configure(config.log_level, json=config.log_json)
         _tell(difference, templates)
 
@@ -142,20 +145,30 @@ class Reloader:
         """They were made for ``model``. A server that is still configured, under whatever name, is not unloaded: it goes on
         with its new replica, which finds it in memory.
         """
-        kept = {server for one in self.config.models.values() for server in _servers(one)}
-        stay = [server in kept for server in _servers(model)] or [False] * len(replicas)
-        for replica, stays in zip(replicas, stay, strict=True):
-            self._end(replica, leave=stays)
+        servers: Sequence[tuple[str, int] | None] = _servers(model) or [None] * len(replicas)
+        for replica, server in zip(replicas, servers, strict=True):
+            if server is not None:
+                self._unloading[replica] = server
+            self._end(replica)
+        self._spare_servers()
 
-    def _end(self, replica: Replica, *, leave: bool) -> None:
+    def _spare_servers(self) -> None:
+        """What was to be unloaded and is configured by now is left as it is."""
+        kept = {server for one in self.config.models.values() for server in _servers(one)}
+        for replica in [replica for replica, server in self._unloading.items() if server in kept]:
+            del self._unloading[replica]
+            replica.ask_stop(self.config.drain_timeout, leave=True)
+
+    def _end(self, replica: Replica) -> None:
         self._parts.residency.retire(replica)
-        replica.ask_stop(self.config.drain_timeout, leave=leave)
+        replica.ask_stop(self.config.drain_timeout)
         task = self._tasks.create_task(self._bury(replica), name=f"the end of {replica.name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def _bury(self, replica: Replica) -> None:
         await replica.wait_stopped()
+        self._unloading.pop(replica, None)
         parts = self._parts
         parts.residency.remove(replica)
         parts.supervisor.remove(replica)

@@ -104,6 +104,7 @@ class FakeEngine:
         self.slots = slots
         self.model = ModelInfo(context=4096, slots=slots, vocab_size=1000)
         self.dead = False
+        self.ready_since = time.monotonic()
         self.submits: dict[int, Submit] = {}
         self.cancels: list[int] = []
         self.streams: dict[int, TokenStream] = {}

@@ -45,8 +45,8 @@ MUTATIONS = (
     Mutation(
         "the cancellation check is removed (the engine ignores Cancel)",
         "slimproc/engines/loop.py",
-        "        sequence = self._sequences.pop(rid, None)\n        if sequence is None:\n",
-        "        sequence = None\n        if sequence is None:\n",
+        "        sequence = self._sequences.pop(rid, None)\n        if sequence is not None:\n",
+        "        return\n        sequence = self._sequences.pop(rid, None)\n        if sequence is not None:\n",
         ("tests/e2e/test_cancellation.py", "tests/e2e/test_deadlines.py", "tests/e2e/test_slow_readers.py"),
     ),
 )

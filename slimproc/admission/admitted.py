@@ -16,6 +16,8 @@ class Timeline:
     """Monotonic instants in seconds; 0: not yet."""
 
     arrived: float
+    ready: float = 0.0
+    """Its model could serve: when it arrived, or later, after a load."""
     granted: float = 0.0
     first_text: float = 0.0
     last_text: float = 0.0

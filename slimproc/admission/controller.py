@@ -21,16 +21,10 @@ from slimproc.admission.pace import Pace
 from slimproc.admission.passage import Forward, Passage
 from slimproc.admission.policy import QueueView, ReplicaView, Verdict
 from slimproc.admission.queue import RequestQueue
-from slimproc.admission.routing import Router, view
+from slimproc.admission.routing import Router, serving, view
 from slimproc.admission.suspects import Suspects
 from slimproc.admission.unavailable import unavailable
-from slimproc.errors import (
-    ModelNotFound,
-    Overloaded,
-    ServiceUnavailable,
-    ShuttingDown,
-    SlimprocError,
-)
+from slimproc.errors import ModelNotFound, Overloaded, ServiceUnavailable, ShuttingDown, SlimprocError
 from slimproc.metrics import Metrics
 from slimproc.replicas.replica import Replica
 from slimproc.replicas.supervisor import Supervisor
@@ -142,6 +136,7 @@ class AdmissionController:
 
     def _enqueue(self, request: Admitted) -> None:
         self._running.add(request)
+        self._note_ready(request)
         self._queues[request.request.model].append(request)
         self._dispatch(request.request.model)
 
@@ -234,12 +229,19 @@ class AdmissionController:
         if life is None:
             return False
         first = not request.started
+        self._note_ready(request)
         request.grant(life.take_slot())
         queue.taken(request)
         if first:
             waited = request.times.granted - request.times.arrived
             self._metrics.model(model).queue_wait.observe(waited)
         return True
+
+    def _note_ready(self, request: Admitted) -> None:
+        """If its model serves: who came before it did has waited for a load."""
+        lives = () if request.times.ready else serving(self._supervisor.of(request.request.model))
+        if lives:
+            request.times.ready = max(request.times.arrived, min(life.ready_since for life in lives))
 
     def began(self, request: Generation) -> None:
         """Its first text: a suspect's trial is over."""
@@ -280,7 +282,7 @@ class AdmissionController:
         self._dispatch(model)
 
     def _is_served(self, model: str) -> bool:
-        return any(replica.serving is not None for replica in self._supervisor.of(model))
+        return bool(serving(self._supervisor.of(model)))
 
     def _tell(self, model: str) -> None:
         if self._book.changed(model, served=self._is_served(model)):
@@ -335,6 +337,7 @@ class AdmissionController:
         if not self._running:
             self._idle.set()
         model = request.request.model
+        self._note_ready(request)
         self._paces[model].ended(request, self._slots(model))
         if request.outcome == "ok":
             for replica in self._supervisor.of(model):
@@ -360,8 +363,7 @@ class AdmissionController:
 
     def _slots(self, model: str) -> int:
         """Of the replicas that serve now."""
-        lives = [replica.serving for replica in self._supervisor.of(model)]
-        return sum(life.slots for life in lives if life is not None)
+        return sum(life.slots for life in serving(self._supervisor.of(model)))
 
     def queue_depths(self) -> dict[str, int]:
         return {model: len(queue) for model, queue in self._queues.items()}

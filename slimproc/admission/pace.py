@@ -19,11 +19,14 @@ class Pace:
         self._slot_time = SlotTime()
 
     def ended(self, request: Admitted, slots: int) -> None:
-        """A request has ended, of a model with so many ``slots``."""
-        times = request.times
-        if times.granted and slots:
-            at_once = min(getattr(request.request, "sequences", 1), slots)
-            self._slot_time.note(at_once * (times.ended - times.granted))
+        """A request has ended, of a model with so many ``slots``. One with a grammar had its slot for certain only from its
+        first text on: others may have had it while the grammar was compiled.
+        """
+        asked, times = request.request, request.times
+        began = times.granted if getattr(asked, "grammar", None) is None else times.first_text
+        if began and slots:
+            at_once = min(getattr(asked, "sequences", 1), slots)
+            self._slot_time.note(at_once * (times.ended - began))
 
     def retry_after(self, waiting: int, slots: int) -> float:
         """Seconds until those who wait will have been served."""

@@ -67,6 +67,7 @@ def _log_generation(generation: Generation) -> None:
         completion_tokens=sum(stream.completion_tokens for stream in streams),
         cached_tokens=sum(stream.usage.cached_tokens for stream in streams),
         resumed=generation.resumed or None,
+        load_wait_ms=_load_wait_ms(times),
         queue_wait_ms=_queue_wait_ms(times),
         ttft_ms=_ms(times.first_text - times.arrived) if times.first_text else None,
         duration_ms=_ms(times.ended - times.arrived),
@@ -85,6 +86,7 @@ def _log_passage(passage: Passage) -> None:
         status=passage.status,
         bytes_in=passage.bytes_in,
         bytes_out=passage.bytes_out,
+        load_wait_ms=_load_wait_ms(times),
         queue_wait_ms=_queue_wait_ms(times),
         duration_ms=_ms(times.ended - times.arrived),
         reason=_reason(passage.error),
@@ -103,6 +105,11 @@ def _reason(error: SlimprocError | None) -> str | None:
     if error is None:
         return None
     return error.message if error.status >= 500 else error.code
+
+
+def _load_wait_ms(times: Timeline) -> float:
+    """The part of the wait in the queue in which its model could not serve; 0 where it could from the beginning."""
+    return _ms((times.ready or times.ended) - times.arrived)
 
 
 def _queue_wait_ms(times: Timeline) -> float:

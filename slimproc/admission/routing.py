@@ -58,6 +58,11 @@ class Router:
         return replace(seen, known_blocks=memory.longest(prefix), known_prompts=len(memory)) if memory else seen
 
 
+def serving(replicas: Sequence[Replica]) -> list[Life]:
+    """The lives that take new work now."""
+    return [life for replica in replicas if (life := replica.serving) is not None]
+
+
 def view(replica: Replica) -> ReplicaView:
     """A replica as ``policy.py`` sees it."""
     life = replica.serving

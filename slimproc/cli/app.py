@@ -72,11 +72,18 @@ def serve(
 
 
 @app.command("check-config")
-def check_config(file: Annotated[str | None, typer.Argument(metavar="[FILE]")] = None) -> None:
+def check_config(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]")] = None,
+    *,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of all configurations.")] = False,
+) -> None:
     """Say whether the configuration is right, and what it comes to; if not, every problem (exit 78)."""
     from slimproc.cli import check_config as command
 
-    command.check_config(file)
+    if schema:
+        command.print_schema(file)
+    else:
+        command.check_config(file)
 
 
 @app.command()

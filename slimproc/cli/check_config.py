@@ -1,15 +1,27 @@
-"""``slimproc check-config``: every problem of the configuration, or what it comes to."""
+"""``slimproc check-config``: every problem of the configuration, or what it comes to; or the schema of all of them."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 
 from slimproc import model_path
 from slimproc.cli.configuration import read_or_exit
+from slimproc.cli.output import print_json
 from slimproc.config import Command, ModelConfig, Remote
 from slimproc.config.values import spell
 from slimproc.errors import LoadFailed
+
+
+def print_schema(file: str | None) -> None:
+    """Exits with status 2 where a file is named as well, which would not be looked at."""
+    if file is not None:
+        print("slimproc check-config: --schema is of no file: leave one of the two out", file=sys.stderr)
+        sys.exit(2)
+    from slimproc.config.schema import schema
+
+    print_json(schema())
 
 
 def check_config(file: str | None) -> None:

@@ -115,7 +115,12 @@ def _decodings(path: str) -> list[str]:
 
 
 _WANTED = "http://HOST:PORT, or a list of such"
-_SEVERAL = list_of(Kind("http://HOST:PORT", read_base_url), _WANTED, least=1, most=64)
-BASE_URLS = Kind(_WANTED, read_base_urls, scalar=False)
-URL_PATH = Kind("a path that begins with /", read_url_path)
-INFERENCE_PATH = Kind("a path that begins with /", read_inference_path)
+_URL_SCHEMA = {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s/?#@]+/?$", "maxLength": _MAX_LENGTH}
+_SEVERAL = list_of(Kind("http://HOST:PORT", read_base_url, schema=_URL_SCHEMA), _WANTED, least=1, most=64)
+BASE_URLS = Kind(_WANTED, read_base_urls, scalar=False, schema={"anyOf": [_URL_SCHEMA, dict(_SEVERAL.schema)]})
+URL_PATH = Kind(
+    "a path that begins with /",
+    read_url_path,
+    schema={"type": "string", "pattern": "^/[^?#]*$", "maxLength": _MAX_LENGTH},
+)
+INFERENCE_PATH = URL_PATH._replace(read=read_inference_path)

@@ -73,12 +73,36 @@ def _read_adapter(value: Any) -> LoraAdapter:
     return LoraAdapter(path, float(scale))
 
 
-ARGUMENT = Kind("text", _read_argument)
+ARGUMENT = Kind("text", _read_argument, schema={"type": "string"})
 _ARGUMENTS = list_of(ARGUMENT, "a list of texts, the program and its arguments", least=1, most=1024)
-ARGV = Kind(_ARGUMENTS.wanted, _read_argv, scalar=False)
-ABSOLUTE_ARGV = Kind(_ARGUMENTS.wanted, _read_absolute_argv, scalar=False)
-ENVIRONMENT = Kind("a mapping of texts", _read_environment, scalar=False)
-DEVICE = Kind("host, or the UUID of a GPU or MIG instance (GPU-…, MIG-…: nvidia-smi -L)", _read_device)
+ARGV = _ARGUMENTS._replace(read=_read_argv)
+ABSOLUTE_ARGV = ARGV._replace(
+    read=_read_absolute_argv, schema={**ARGV.schema, "prefixItems": [{"type": "string", "pattern": "^/"}]}
+)
+ENVIRONMENT = Kind(
+    "a mapping of texts",
+    _read_environment,
+    scalar=False,
+    schema={
+        "type": "object",
+        "propertyNames": {"pattern": f"^{_VARIABLE.pattern}$"},
+        "additionalProperties": dict(ARGUMENT.schema),
+    },
+)
+DEVICE = Kind(
+    "host, or the UUID of a GPU or MIG instance (GPU-…, MIG-…: nvidia-smi -L)",
+    _read_device,
+    schema={"type": "string", "pattern": f"^(?:{_DEVICE.pattern})$"},
+)
 DEVICES = list_of(DEVICE, "a list of devices", least=1, distinct=True)
 MODEL_NAMES = list_of(NAME, "a list of models' names", distinct=True)
-ADAPTERS = list_of(Kind("a path, or {path, scale}", _read_adapter), "a list of paths, or of {path, scale}", most=64)
+_ADAPTER: dict[str, Any] = {
+    "type": ["string", "object"],
+    "minLength": 1,
+    "properties": {"path": dict(PATH.schema), "scale": {"type": "number", "minimum": -1000, "maximum": 1000}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+ADAPTERS = list_of(
+    Kind("a path, or {path, scale}", _read_adapter, schema=_ADAPTER), "a list of paths, or of {path, scale}", most=64
+)

@@ -1,8 +1,9 @@
 """One model as the rest of slimproc sees it: frozen, complete, every value parsed and in range.
 
 A field's ``Annotated`` kind is what the key accepts, its default what the key means when it is absent. To add a
-setting, add a field here or in ``whole.py``, a row to docs/configuration.md and a line to config.example.yaml; tests
-hold the three together. Which models take it is said by the sets below.
+setting, add a field here or in ``whole.py``, a row to docs/configuration.md and a line to config.example.yaml, and print
+docs/slimproc.schema.json anew (``slimproc check-config --schema``); tests hold them together. Which models take it is said
+by the sets below.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import ipaddress
 import math
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -41,13 +41,15 @@ class Wrong(ValueError):
 class Kind(NamedTuple, Generic[T]):
     """``read`` returns the parsed value or raises Wrong. ``text``: an environment variable is taken as it stands.
 
-    ``scalar`` False: a list, which no environment variable can hold.
+    ``scalar`` False: a list, which no environment variable can hold. ``schema``: the same as JSON Schema, for editors; it
+    takes all that ``read`` does, and more where its language has no word for the rule.
     """
 
     wanted: str
     read: Callable[[Any], T]
     text: bool = False
     scalar: bool = True
+    schema: Mapping[str, Any] = {}
 
     def explain(self, value: object, error: Wrong) -> str:
         return str(error) or f"wanted {self.wanted}, not {shown(value)}"
@@ -91,7 +93,8 @@ def integer(low: int, high: int) -> Kind[int]:
             raise Wrong
         return value
 
-    return Kind(f"an integer from {low} to {high}", read)
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return Kind(f"an integer from {low} to {high}", read, schema=schema)
 
 
 def seconds(*, zero: bool = False) -> Kind[float]:
@@ -106,7 +109,8 @@ def seconds(*, zero: bool = False) -> Kind[float]:
             raise Wrong
         return float(value)
 
-    return Kind(f"a number of seconds {'from' if zero else 'above'} 0, at most {YEAR}", read)
+    schema = {"type": "number", "minimum" if zero else "exclusiveMinimum": 0, "maximum": YEAR}
+    return Kind(f"a number of seconds {'from' if zero else 'above'} 0, at most {YEAR}", read, schema=schema)
 
 
 def size(low: int, high: int, *, power_of_two: bool = False) -> Kind[int]:
@@ -119,7 +123,9 @@ def size(low: int, high: int, *, power_of_two: bool = False) -> Kind[int]:
         return int(count)
 
     rule = "a power of two " if power_of_two else ""
-    return Kind(f'a size in bytes (1048576, "1MiB", "500MB"), {rule}from {spell(low)} to {spell(high)}', read)
+    wanted = f'a size in bytes (1048576, "1MiB", "500MB"), {rule}from {spell(low)} to {spell(high)}'
+    schema = {"type": ["integer", "string"], "minimum": low, "maximum": high, "pattern": f"^{_SIZE.pattern}$"}
+    return Kind(wanted, read, schema=schema)
 
 
 def _with_unit(text: str) -> int:
@@ -148,7 +154,7 @@ def choice(*words: str) -> Kind[str]:
             raise Wrong
         return value
 
-    return Kind(f"one of {', '.join(words)}", read, text=True)
+    return Kind(f"one of {', '.join(words)}", read, text=True, schema={"enum": list(words)})
 
 
 def list_of(
@@ -172,7 +178,8 @@ def list_of(
             items.append(parsed)
         return tuple(items)
 
-    return Kind(wanted, read, scalar=False)
+    schema = {"type": "array", "items": dict(kind.schema), "minItems": least, "maxItems": most, "uniqueItems": distinct}
+    return Kind(wanted, read, scalar=False, schema=schema)
 
 
 def _read_boolean(value: Any) -> bool:
@@ -238,12 +245,18 @@ def _read_listen(value: Any) -> Listen:
     return Listen(read_host(host), port)
 
 
-BOOLEAN = Kind("true or false", _read_boolean)
-TEXT = Kind("text", _read_text, text=True)
-NAME = Kind("text of 1 to 256 characters", _read_name, text=True)
+_TEXT = {"type": "string", "minLength": 1}
+BOOLEAN = Kind("true or false", _read_boolean, schema={"type": "boolean"})
+TEXT = Kind("text", _read_text, text=True, schema=_TEXT)
+NAME = Kind("text of 1 to 256 characters", _read_name, text=True, schema=_TEXT | {"maxLength": 256})
 NAMES = list_of(NAME, "a list of texts")
-PATH = Kind("a path", _read_text, text=True)
-SOCKET_PATH = Kind("a path", _read_socket_path, text=True)
+PATH = Kind("a path", _read_text, text=True, schema=_TEXT)
+SOCKET_PATH = Kind("a path", _read_socket_path, text=True, schema=_TEXT | {"maxLength": 100})
 HOST = Kind("a host name or an IP address", read_host, text=True)
 PORT = integer(0, 65535)
-LISTEN = Kind('HOST:PORT (127.0.0.1:8000, ":8000" for all interfaces, "[::1]:8000")', _read_listen, text=True)
+LISTEN = Kind(
+    'HOST:PORT (127.0.0.1:8000, ":8000" for all interfaces, "[::1]:8000")',
+    _read_listen,
+    text=True,
+    schema={"type": "string", "pattern": ":[0-9]{1,5}$"},
+)

@@ -147,6 +147,8 @@ def create(settings: EngineSettings) -> Backend:
     except ImportError as error:
         extra = {"llama_cpp": "llama", "mlx": "mlx"}.get(settings.backend, settings.backend)
         raise LoadFailed(
-            f"backend {settings.backend} is not installed: pip install 'slimproc[{extra}]' ({error})", permanent=True
+            f"backend {settings.backend} is not installed ({error}): it is slimproc's extra {extra!r}, "
+            f"in a checkout pip install '.[{extra}]'",
+            permanent=True,
         ) from error
     return cast("Backend", factory(settings))

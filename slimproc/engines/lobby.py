@@ -47,9 +47,10 @@ class Lobby:
             self._lent.add(command.rid)
         return lent
 
-    def compiled(self, rid: int) -> tuple[Sequence, wire.Submit, bool]:
-        """It waits for its grammar no more. The flag is what ``await_grammar`` said."""
-        return *self._compiling.pop(rid), rid in self._lent
+    def compiled(self, rid: int) -> tuple[Sequence, wire.Submit, bool] | None:
+        """It waits for its grammar no more. The flag is what ``await_grammar`` said. None: it has left meanwhile."""
+        found = self._compiling.pop(rid, None)
+        return None if found is None else (*found, rid in self._lent)
 
     def await_room(self, sequence: Sequence, command: wire.Start) -> None:
         self._entering[command.rid] = sequence, command

@@ -166,7 +166,10 @@ class EngineLoop:
 
     def _take_grammars(self, grammars: GrammarCompiler) -> None:
         for rid, outcome in grammars.done():
-            sequence, command, lent = self._lobby.compiled(rid)
+            found = self._lobby.compiled(rid)
+            if found is None:
+                continue  # it was cancelled while the end of one before it waited to be published
+            sequence, command, lent = found
             if isinstance(outcome, InvalidRequest | EngineError):
                 self._refuse(command, outcome)
                 continue

@@ -20,6 +20,7 @@ from slimproc.errors import (
     IllegalTransition,
     InsufficientMemory,
     InternalError,
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     RingCorrupt,
@@ -37,6 +38,9 @@ MAX_RETRY_AFTER: Final = 60
 PRIVATE: Final = (InternalError, ConfigError, RingCorrupt, IllegalTransition)
 """Errors whose words are for the log only."""
 
+CODE: Final = web.ResponseKey("code", str)
+"""Response key: the code that the error in the body has."""
+
 _PRIVATE_MESSAGE: Final = "the server failed on this request; its log says why"
 _CLOSING: Final = (BodyTimeout, BodyTooLarge, ExpectationFailed)
 """After these the rest of the body is unread or was never sent: the next request could not be told from it."""
@@ -52,14 +56,20 @@ def on_infer(request: web.BaseRequest) -> bool:
 def error_object(error: SlimprocError) -> dict[str, object]:
     """``{"message", "type", "param", "code"}``."""
     if isinstance(error, PRIVATE):
-        return {"message": _PRIVATE_MESSAGE, "type": "server_error", "param": None, "code": "internal_error"}
-    return {"message": _public(error), "type": error.type, "param": error.param, "code": error.code}
+        return {"message": _PRIVATE_MESSAGE, "type": "server_error", "param": None, "code": _code(error)}
+    return {"message": _public(error), "type": error.type, "param": error.param, "code": _code(error)}
+
+
+def _code(error: SlimprocError, *, infer: bool = False) -> str:
+    if infer:
+        return infer_errors.told(error).code
+    return InternalError.code if isinstance(error, PRIVATE) else error.code
 
 
 def error_body(error: SlimprocError, *, infer: bool = False) -> bytes:
     """The error as JSON; beside it, where memory is short, the ``plan`` in numbers."""
     if infer:
-        body = _flat(_PRIVATE_MESSAGE if isinstance(error, PRIVATE) else _public(error), infer_errors.told(error).code)
+        body = _flat(_PRIVATE_MESSAGE if isinstance(error, PRIVATE) else _public(error), _code(error, infer=True))
     else:
         body = {"error": error_object(error)}
     if isinstance(error, InsufficientMemory) and error.plan is not None:
@@ -75,7 +85,7 @@ def sse_error(error: SlimprocError, *, infer: bool = False) -> bytes:
 def error_response(error: SlimprocError, *, infer: bool = False) -> web.Response:
     """The whole answer. After a body that was not read to its end the connection closes."""
     status = infer_errors.told(error).status if infer else error.status
-    response = web.Response(status=status, body=error_body(error, infer=infer), content_type="application/json")
+    response = _response(status, error_body(error, infer=infer), _code(error, infer=infer))
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(_retry_after(error.retry_after))
     if not error.retryable:
@@ -106,18 +116,20 @@ def from_http_exception(error: web.HTTPException, request: web.BaseRequest) -> w
 
 def plain_error(status: int, message: str, *, infer: bool = False) -> web.Response:
     """An answer for a status that no SlimprocError has: what HTTP itself refuses."""
-    ours = status >= 500
+    told = InternalError if status >= 500 else InvalidRequest
+    code = infer_errors.told_for_status(status).code if infer else told.code
     body: dict[str, object] = {
-        "error": {
-            "message": _clipped(message),
-            "type": "server_error" if ours else "invalid_request_error",
-            "param": None,
-            "code": "internal_error" if ours else "invalid_request_error",
-        }
+        "error": {"message": _clipped(message), "type": told.type, "param": None, "code": code},
     }
     if infer:
-        body = _flat(_clipped(message), infer_errors.told_for_status(status).code)
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
+        body = _flat(_clipped(message), code)
+    return _response(status, msgspec.json.encode(body), code)
+
+
+def _response(status: int, body: bytes, code: str) -> web.Response:
+    response = web.Response(status=status, body=body, content_type="application/json")
+    response[CODE] = code
+    return response
 
 
 def _flat(message: str, code: str) -> dict[str, object]:

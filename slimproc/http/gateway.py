@@ -18,7 +18,7 @@ from slimproc.http.disconnects import DisconnectSweeper
 from slimproc.http.forward import Relay
 from slimproc.http.generate import Answerer
 from slimproc.http.memory import Residency
-from slimproc.http.middleware import request_id
+from slimproc.http.middleware import MODEL, request_id
 from slimproc.http.openai.call import Call, VectorCall
 from slimproc.http.openai.tokens_schema import DetokenizeCall, TokenizeCall
 from slimproc.ipc import wire
@@ -78,6 +78,12 @@ class Gateway:
     def _count_upstreams(self) -> None:
         self.has_upstreams = any(model.upstream is not None for model in self.config.models.values())
 
+    def resolve(self, http: web.Request, name: str | None) -> ModelConfig:
+        """The model that a request means by ``name``; its access line will have it. Raises ModelNotFound."""
+        model = self.config.resolve_model(name)
+        http[MODEL] = model.name
+        return model
+
     async def read_body(self, http: web.Request) -> bytes:
         received: ReceivedBody | None = http.get(BODY)
         if received is not None:
@@ -102,7 +108,7 @@ class Gateway:
             if model is not None:
                 deadline, queue_deadline = self.infer_deadlines(http, model, arrived)
             else:
-                model = self.config.resolve_model(call.model)
+                model = self.resolve(http, call.model)
                 deadline = Deadline.after(self.time_limit(http, model.request_timeout), arrived)
                 queue_deadline = NEVER
             work = call.work(request_id=request_id(http), model=model, deadline=deadline, queue_deadline=queue_deadline)
@@ -115,7 +121,7 @@ class Gateway:
         """The same for what ``ask`` is to ask, with the model that is meant."""
         try:
             question = parse(await self.read_body(http))
-            return question, self.config.resolve_model(question.model)
+            return question, self.resolve(http, question.model)
         except SlimprocError as error:
             self.metrics.reject(None, error)
             raise

@@ -31,7 +31,7 @@ def routes(gateway: Gateway, endpoints: Mapping[str, Handler]) -> list[web.Route
         model: ModelConfig | None = None
         try:
             name, query = split_query(http.raw_path)
-            model = gateway.config.resolve_model(name)
+            model = gateway.resolve(http, name)
             if model.upstream is not None:
                 refuse_length(http, _limit(model))
                 deadline, queue_deadline = gateway.infer_deadlines(http, model, arrived)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Final
 
@@ -14,7 +15,7 @@ from aiohttp.typedefs import Handler
 from slimproc import logs
 from slimproc.errors import InternalError, MethodNotAllowed, NotFound, SlimprocError
 from slimproc.http.body import REFUSAL, expect_handler
-from slimproc.http.errors import PRIVATE, error_response, from_http_exception, on_infer
+from slimproc.http.errors import CODE, PRIVATE, error_response, from_http_exception, on_infer
 
 CLIENT_GONE: Final = 499
 """nginx's word in the access line for a client that left before its answer. Never sent."""
@@ -22,9 +23,14 @@ CLIENT_GONE: Final = 499
 MAX_PATH: Final = 200
 """Characters of the path that the access line shows."""
 
+MODEL: Final = web.RequestKey("model", str)
+"""Request key: the configured name of the model that is meant, which a handler sets once it knows. For the access line."""
+
 _ID: Final = web.RequestKey("id", str)
 _STARTED: Final = web.RequestKey("started", int)
 """The status of the answer whose headers have gone out."""
+
+_QUERY: Final = re.compile("[?#]")
 
 log = logs.get("slimproc.access")
 
@@ -48,13 +54,17 @@ def request_id(request: web.BaseRequest) -> str:
     return known
 
 
-def access_line(request: web.BaseRequest, status: int, seconds: float) -> None:
-    """One line per request. The path is as it was sent, still percent-encoded; it is the caller's text."""
+def access_line(request: web.BaseRequest, status: int, code: str | None, seconds: float) -> None:
+    """One line per request. ``code``: of the error in its answer. The path is as it was sent, still percent-encoded; it is
+    the caller's text. Its query is left out: what goes on to a model's server may be a prompt.
+    """
     log.info(
         "request",
         method=request.method,
-        path=request.raw_path[:MAX_PATH],
+        path=_QUERY.split(request.raw_path, maxsplit=1)[0][:MAX_PATH],
         status=status,
+        code=code,
+        model=request.get(MODEL),
         duration_ms=round(seconds * 1e3, 1),
         request_id=request_id(request),
     )
@@ -72,9 +82,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """Run the handler; whatever it raises becomes an answer, and one line says how the request went."""
     began = time.monotonic()
     status = CLIENT_GONE
+    code: str | None = None
     try:
         response = await _answered(request, handler)
-        status = response.status
+        status, code = response.status, response.get(CODE)
     except web.HTTPException as redirect:
         status = redirect.status
         raise
@@ -82,7 +93,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         status = request[_STARTED]
         raise
     finally:
-        access_line(request, status, time.monotonic() - began)
+        access_line(request, status, code, time.monotonic() - began)
     return response
 
 

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from slimproc import logs
 from slimproc.errors import InternalError
-from slimproc.http.errors import error_response, from_http_exception, on_infer, plain_error
+from slimproc.http.errors import CODE, error_response, from_http_exception, on_infer, plain_error
 from slimproc.http.middleware import access_line, request_id
 
 log = logs.get("slimproc.access")
@@ -47,7 +47,7 @@ class JsonRequestHandler(web.RequestHandler):
             answer = error_response(InternalError("unexpected"), infer=on_infer(request))
         answer.headers["x-request-id"] = request_id(request)
         answer.force_close()
-        access_line(request, answer.status, 0.0)
+        access_line(request, answer.status, answer.get(CODE), 0.0)
         return answer
 
     async def finish_response(
@@ -58,7 +58,7 @@ class JsonRequestHandler(web.RequestHandler):
             resp = from_http_exception(resp, request)
             resp.headers["x-request-id"] = request_id(request)
             resp.force_close()
-            access_line(request, resp.status, 0.0)
+            access_line(request, resp.status, resp.get(CODE), 0.0)
         return await super().finish_response(request, resp, start_time)
 
 

@@ -64,6 +64,8 @@ class Incarnation:
         self._reserved = 0
         self._aside: set[int] = set()
         """Sequences whose slots others may have for now."""
+        self._been_aside: set[int] = set()
+        """Those, and those whose slots others might have had before."""
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[wire.Report]] = {}
         self._ready: wire.Ready | None = None
@@ -206,11 +208,14 @@ class Incarnation:
                 self._set_aside(rid, aside=aside)
 
     def _set_aside(self, rid: int, *, aside: bool) -> None:
-        """What comes back before its slot does waits for it in the engine; meanwhile more are occupied than there are."""
+        """What comes back before its slot does waits for it in the engine; meanwhile more are occupied than there are. Each
+        waits for its grammar once: whatever an engine says more often sets nothing off.
+        """
         if not aside:
             self._aside.discard(rid)
-        elif rid in self._streams and len(self._aside) < wire.MOST_ASIDE:
+        elif rid in self._streams and rid not in self._been_aside and len(self._aside) < wire.MOST_ASIDE:
             self._aside.add(rid)
+            self._been_aside.add(rid)
             self._on_slot_free()
 
     def on_step(self, step: wire.Step, gathering: list[Flushable] | None) -> None:
@@ -263,6 +268,7 @@ class Incarnation:
     def _forget(self, rid: int) -> TokenStream | None:
         self._stall_watch.ended(rid)
         self._aside.discard(rid)
+        self._been_aside.discard(rid)
         return self._streams.pop(rid, None)
 
     def _blame(self, rid: int, stream: TokenStream, error: Exception) -> None:

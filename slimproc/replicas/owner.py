@@ -332,6 +332,7 @@ class ReplicaOwner(ABC):
 
     def _became_ready(self) -> None:
         assert self._life is not None
+        self._policy.loaded()
         self.reason = ""
         self._quiet = self.load_failed = False
         self.short_of_memory = 0

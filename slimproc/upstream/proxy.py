@@ -169,8 +169,16 @@ def _is_malformed(value: str) -> bool:
 
 
 def _broken(error: Exception, where: str) -> BackendFailed:
-    log.warning("an upstream broke off", where=where, reason=str(error) or repr(error))
+    log.warning("an upstream broke off", where=where, reason=_words(error))
     return BackendFailed(f"the model's server broke off {where}")
+
+
+def _words(error: Exception) -> str:
+    """What an error says, for the log; only its kind where it may quote: the URL with the caller's query, or the answer."""
+    cause = error.__cause__
+    if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError) and cause is not None:
+        return type(cause).__name__
+    return str(error) or repr(error)
 
 
 def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from slimproc.errors import ModelFailed, Overloaded, ServiceUnavailable, ShuttingDown
+from slimproc.errors import InvalidRequest, ModelFailed, Overloaded, ServiceUnavailable, ShuttingDown
 from slimproc.replicas.states import ReplicaState
+from slimproc.request import GrammarSpec
 from tests.fakes import FakeReplica, looped, request, turns
 
 S = ReplicaState
@@ -323,5 +324,29 @@ async def test_retry_after_follows_how_fast_the_queue_drains(open_desk):
     with pytest.raises(Overloaded) as caught:
         desk.submit(request())
     assert caught.value.retry_after == 1
+    for generation in waiting:
+        generation.close()
+
+
+@looped
+async def test_a_slot_is_not_taken_for_as_long_as_a_grammar_is_compiled(open_desk):
+    """Others have it meanwhile. Half of them generate for ten seconds, after a hundred; the others are refused then."""
+    desk = open_desk(max_queue=2)
+    engine = desk.replica.become_ready()
+    for place in range(8):
+        generation = desk.submit(grammar=GrammarSpec("regex", "x", "guided_regex"))
+        generation.times.granted -= 110
+        rid = max(engine.submits)
+        if place % 2:
+            engine.fail(rid, InvalidRequest("no such grammar", param="guided_regex"))
+        else:
+            engine.say(rid)
+            generation.times.first_text -= 9.9
+            engine.finish(rid)
+        generation.close()
+    waiting = [desk.submit() for _ in range(3)]
+    with pytest.raises(Overloaded) as caught:
+        desk.submit(request())
+    assert caught.value.retry_after == 30
     for generation in waiting:
         generation.close()

@@ -399,6 +399,64 @@ async def test_the_record_is_written_once_with_its_times_in_order(open_desk, cap
     assert numbers.prompt_tokens == 3
 
 
+def waits_of(caplog):
+    """In milliseconds, for a load and in the queue, of each record."""
+    return [(record.fields["load_wait_ms"], record.fields["queue_wait_ms"]) for record in caplog.records]
+
+
+def age(generation, seconds):
+    """Make it have come so long before."""
+    generation.times.arrived -= seconds
+    if generation.times.ready:
+        generation.times.ready -= seconds
+
+
+@looped
+async def test_the_wait_for_a_load_is_told_apart_from_the_wait_for_a_slot(open_desk, caplog):
+    caplog.set_level(logging.INFO, logger="slimproc.generation")
+    desk = open_desk()
+    first, second = desk.submit(), desk.submit()
+    age(first, 3)
+    age(second, 3)
+    engine = desk.replica.become_ready()
+    engine.ready_since -= 1  # since then the first has had the one slot
+    second.close()
+    third = desk.submit()
+    engine.finish(1)
+    engine.finish(2)
+    (load, queue), (load_of_first, _), (load_of_third, _) = waits_of(caplog)
+    assert 2000 <= load <= queue - 900
+    assert load_of_first >= 3000
+    assert load_of_third == 0, "its model was there when it came"
+    first.close()
+    third.close()
+
+
+@looped
+async def test_who_leaves_during_the_load_has_waited_for_nothing_else(open_desk, caplog):
+    caplog.set_level(logging.INFO, logger="slimproc.generation")
+    generation = open_desk().submit()
+    age(generation, 3)
+    generation.close()
+    ((load, queue),) = waits_of(caplog)
+    assert load == queue >= 3000
+
+
+@looped
+async def test_a_slot_of_a_replica_that_was_loaded_meanwhile_is_no_wait_for_a_load(open_desk, caplog):
+    caplog.set_level(logging.INFO, logger="slimproc.generation")
+    desk = open_desk(FakeReplica(), FakeReplica(index=1))
+    desk.replicas[0].become_ready()
+    first, second = desk.submit(), desk.submit()
+    age(second, 3)
+    desk.replicas[1].become_ready().finish(1)
+    ((load, queue),) = waits_of(caplog)
+    assert load == 0
+    assert queue >= 3000
+    first.close()
+    second.close()
+
+
 @looped
 async def test_a_refused_request_has_no_duration_and_a_waiting_one_no_first_token(open_desk):
     desk = open_desk()

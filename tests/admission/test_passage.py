@@ -23,6 +23,7 @@ class Server:
         self.name, self.slots, self.base_url = replica.name, slots, f"http://{replica.name}"
         self.taken: set[UpstreamSlot] = set()
         self.unreachable: list[str] = []
+        self.ready_since = time.monotonic()
         self._replica = replica
         replica.engine = self  # type: ignore[assignment]
         replica.become(ReplicaState.READY)

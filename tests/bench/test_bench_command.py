@@ -228,6 +228,14 @@ def test_a_server_that_is_not_there_is_status_1_in_one_line(bench: Run) -> None:
     assert err == "slimproc bench: no server answers at http://127.0.0.1:1: connection refused\n"
 
 
+def test_a_peer_that_is_not_there_is_status_1_in_one_line_before_anything_is_measured(bench: Run) -> None:
+    with Scripted(answers).in_thread() as server:
+        status, out, err = bench(server.url, "--peer", "http://127.0.0.1:1", "--model", "m")
+    assert (status, out) == (1, "")
+    assert err == "slimproc bench: no server answers at http://127.0.0.1:1: connection refused\n"
+    assert server.requests == []
+
+
 def test_what_speaks_no_http_is_status_1_in_one_line(bench: Run) -> None:
     async def shout(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH\r\n")

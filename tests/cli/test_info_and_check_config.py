@@ -1,6 +1,7 @@
 """check-config, info and the application itself."""
 
 import json
+from pathlib import Path
 
 from slimproc import __version__
 from slimproc.config.model import MODEL_KINDS, UPSTREAM_KEYS
@@ -75,6 +76,19 @@ def test_check_config_shows_servers_and_what_of_them_is_not_on_this_machine(slim
         "started: command no-such-server, concurrency 1, memory 1 each",
         "  note: there is no program no-such-server",
     ]
+
+
+def test_check_config_prints_the_schema_that_is_in_the_documentation(slimproc, here):
+    (here / "slimproc.yaml").write_text("nonsense")  # which is not looked at
+    result = slimproc("check-config", "--schema")
+    assert (result.status, result.err) == (0, "")
+    assert result.out == (Path(__file__).parents[2] / "docs" / "slimproc.schema.json").read_text("utf-8")
+
+
+def test_check_config_takes_no_file_beside_the_schema(slimproc, here):
+    result = slimproc("check-config", "--schema", "x.yaml")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == "slimproc check-config: --schema is of no file: leave one of the two out\n"
 
 
 def test_check_config_misses_an_adapter(slimproc, here):

@@ -3,14 +3,19 @@
 import re
 from pathlib import Path
 
+import msgspec
 import yaml
 
 from slimproc.config import load_config
 from slimproc.config.blocks import COMMAND_KINDS, FAKE_KINDS, POLICY_KINDS, PREPARE_KINDS, PROFILE_KINDS, REMOTE_KINDS
 from slimproc.config.environment import VARIABLES, from_dotenv
 from slimproc.config.model import MODEL_BLOCKS, MODEL_KINDS, ModelConfig
+from slimproc.config.models import INHERITED
 from slimproc.config.runtime import RuntimeDirectory
+from slimproc.config.upstream import Command, MemoryPolicy, MemoryProfile, Remote
+from slimproc.config.values import plain
 from slimproc.config.whole import KINDS, Config
+from slimproc.settings import FakeSettings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "config.example.yaml").read_text("utf-8")
@@ -93,3 +98,33 @@ def test_the_documentation_has_a_row_for_every_key():
         *(*FAKE_KINDS, *PROFILE_KINDS, *POLICY_KINDS, *REMOTE_KINDS, *COMMAND_KINDS),
     }
     assert PREPARE_KINDS.keys() <= COMMAND_KINDS.keys(), "the row of argv has both"
+
+
+TABLES = {
+    "Top-level keys": (KINDS, Config),
+    "Keys of `memory` at the top level": (POLICY_KINDS, MemoryPolicy),
+    "Keys of a model": (MODEL_KINDS, ModelConfig),
+    "Keys of `fake`": (FAKE_KINDS, FakeSettings),
+    "Keys of `memory` in a model": (PROFILE_KINDS, MemoryProfile),
+    "Keys of `remote`": (REMOTE_KINDS, Remote),
+    "Keys of `command`": (COMMAND_KINDS, Command),
+}
+"""What each section of the page is about."""
+
+
+def test_the_documentation_says_the_defaults_that_are_in_force():
+    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    sections = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", text)}
+    for heading, (kinds, struct) in TABLES.items():
+        defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
+        rows = re.findall(r"(?m)^\| (`[^|]*) \| ([^|]*) \|", sections[heading])
+        told = {key: cell for keys, cell in rows for key in re.findall(r"`(\w+)`", keys)}
+        assert kinds.keys() <= told.keys()
+        for key, kind in kinds.items():
+            default, value = defaults.get(key, msgspec.NODEFAULT), re.match(r"`([^`$]+)`", told[key])
+            if struct is ModelConfig and key in INHERITED:
+                assert told[key].startswith("the top-level value"), key
+            elif value:
+                assert kind.read(plain(value[1])) == default, key
+            else:
+                assert default in (msgspec.NODEFAULT, None, "", ()), f"{heading}: {key}: {told[key]}"

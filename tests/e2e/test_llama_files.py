@@ -63,14 +63,14 @@ def make_wrong(folder: Path, good: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory, good):
-    """``(server, files)``: a server of which every model is wrong in its own way, and their paths."""
+    """``(server, files)``: a server of which every model is wrong in its own way but for ``good``, and their paths."""
     folder = tmp_path_factory.mktemp("wrong")
     files = make_wrong(folder, good)
     paths = files | {
         "not in the cache": "hf:org/name/m.gguf",
         "without its second shard": folder / "m-00001-of-00002.gguf",
     }
-    config = {"models": {kind: tiny(path) for kind, path in paths.items()}}
+    config = {"models": {kind: tiny(path) for kind, path in paths.items()} | {"good": {"backend": "fake"}}}
     # Modes of files stop root only without the capability to pass over them.
     mortal = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
     if mortal and shutil.which("setpriv") is None:
@@ -96,6 +96,7 @@ def test_a_file_that_is_no_model_fails_readiness_and_requests_with_its_cause(wro
     assert server.get("/readyz").status == 503
     assert server.get("/healthz").status == 200
     assert server.get(f"/v1/models/{kind.replace(' ', '%20')}").status == 200
+    assert server.complete("a", model="good").status == 200, "its neighbour serves"
 
 
 # --- files that break later -------------------------------------------------------------------------------------------
@@ -115,14 +116,17 @@ def test_a_model_that_kills_its_engine_in_the_first_step_is_tried_twice_and_told
 def test_a_file_truncated_under_a_running_engine_costs_that_engine_only(serve, tmp_path, good):
     path = tmp_path / "model.gguf"
     path.write_bytes(good.read_bytes())
-    server = serve(only(path))
+    server = serve({"models": {"tiny": tiny(path), "good": tiny(good)}})
     os.truncate(path, 4096)
 
-    answer = server.complete("a" * 100, max_tokens=50)
+    answer = server.complete("a" * 100, model="tiny", max_tokens=50)
 
     assert answer.status in (500, 503)
     wait_until(lambda: server.replica()["state"] in ("backoff", "failed"), "the engine is given up")
     assert server.get("/healthz").status == 200
+    assert server.complete("a", model="good", max_tokens=4).json["usage"]["completion_tokens"]
+    broken, whole = server.replicas()
+    assert (broken["model"], whole["model"], whole["state"], whole["restarts"]) == ("tiny", "good", "ready", 0)
 
 
 # --- a model in shards ------------------------------------------------------------------------------------------------

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import signal
 
 import pytest
 
+from tests.models import tiny_random
 from tests.serving import ServerProcess, fake, script, wait_until
+from tests.upstream.standin import standin_process
 
 SECRET = "the-callers-secret-words"
 
@@ -82,6 +86,50 @@ def test_paths_and_names_cannot_forge_lines(logged):
     assert all("duration_ms" in line for line in logged.records("request")), "each is one of ours"
 
 
+def test_the_access_line_tells_why_a_request_was_refused_at_once(serve):
+    """Each of the first three is 503."""
+    slow = {"backend": "fake", "fake": {"load_time": 60}}
+    config = fake(slots=1, max_queue=1, context=1_000_000) | {"while_loading": "refuse", "default_model": "fake"}
+    config["models"]["slow"] = slow
+    server = serve(config | {"log_json": True}, wait=False)
+    wait_until(lambda: server.get("/readyz").json["models"]["fake"]["ready"], "one of them serves")
+
+    def line_of(pending, name):
+        assert pending.answer().status >= 400
+        ((line,), _) = lines_of(server, name)
+        return line["status"], line["code"], line["model"]
+
+    def begin(name, prompt="hi", **fields):
+        return server.begin(prompt, headers={"x-request-id": name}, **fields)
+
+    running = begin("running", script(token_latency=0.01), stream=True, max_tokens=900_000)
+    server.wait_sequences(1, 0)
+    queued = begin("queued")
+    server.wait_queued(1)
+    assert line_of(begin("full"), "full") == (503, "overloaded", "fake")
+    assert line_of(begin("loading", model="slow"), "loading") == (503, "service_unavailable", "slow")
+    assert line_of(begin("unknown", model=SECRET), "unknown") == (404, "model_not_found", None)
+    server.process.send_signal(signal.SIGTERM)
+    assert line_of(queued, "queued") == (503, "shutting_down", "fake")
+    running.close()
+    assert SECRET not in server.log
+
+
+def test_what_was_answered_has_a_model_and_no_code(logged):
+    logged.begin("hi", max_tokens=1, headers={"x-request-id": "fine"}).answer()
+    ((access,), _) = lines_of(logged, "fine")
+    assert (access["model"], access["code"]) == ("fake", None)
+
+
+def test_the_wait_for_a_load_is_a_part_of_the_wait_in_the_queue(serve):
+    server = serve(fake(load_time=0.5) | {"preload": [], "log_json": True})
+    for name in ("first", "second"):
+        server.begin("hi", max_tokens=1, headers={"x-request-id": name}).answer()
+    (_, (first,)), (_, (second,)) = lines_of(server, "first"), lines_of(server, "second")
+    assert 0 < first["load_wait_ms"] <= first["queue_wait_ms"] <= first["ttft_ms"]
+    assert second["load_wait_ms"] == 0
+
+
 def test_a_prompt_and_an_answer_are_in_no_line(logged):
     logged.complete(SECRET, max_tokens=2, echo=True, stop=[SECRET + "!"], user=SECRET)
     logged.chat(SECRET, max_tokens=1)
@@ -94,6 +142,50 @@ def test_a_prompt_and_an_answer_are_in_no_line(logged):
     logged.wait_idle()
     assert len(logged.records("generation finished")) >= 2
     assert SECRET not in logged.log
+
+
+def formatted(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def test_nor_are_they_at_the_level_debug_whatever_is_forwarded_embedded_or_refused(tmp_path):
+    """The query of ``/infer`` goes on to the model's server: it may be a prompt."""
+    with standin_process(state="ready") as url:
+        remote = {"remote": {"base_url": url, "contract": "none"}, "inference_path": "/align", "max_body": "1MiB"}
+        config = {"models": fake()["models"] | {"x": remote}, "default_model": "fake", "log_level": "debug"}
+        with ServerProcess(tmp_path, config | {"log_json": True}) as server:
+            server.wait_ready()
+            infer = f"/infer?model=x&prompt={SECRET}"
+            assert server.post(infer, SECRET.encode()).headers["X-Query"] == f"prompt={SECRET}", "it is forwarded"
+            assert server.post(infer + "&status=500", b"").status == 500
+            with pytest.raises(http.client.IncompleteRead):
+                server.post(infer + "&chunks=3&cut=1", b"")
+            assert server.get(infer).status == 405
+            assert server.post(f"/infer?model={SECRET}", b"").status == 404
+            assert server.post(f"/infer?prompt={SECRET}", b"").status == 400
+            assert server.post(f"/v1/completions?prompt={SECRET}", {"prompt": SECRET, "model": "x"}).status == 200
+            assert server.post("/v1/embeddings", {"input": [SECRET]}).status == 200
+            assert server.post("/v1/embeddings", {"input": [SECRET], "dimensions": SECRET}).status == 400
+            assert server.chat(SECRET, response_format=formatted({"type": SECRET})).status == 400
+            assert server.complete(script(error_at=1) + "\n" + SECRET).status == 500
+            server.wait_idle()
+            assert {line["path"] for line in server.records("request")} >= {"/infer", "/v1/completions"}
+            assert SECRET not in server.log
+
+
+def test_nor_is_a_schema_that_is_compiled_and_refused(tmp_path):
+    path = tiny_random(tmp_path / "tiny.gguf")
+    model = {"backend": "llama_cpp", "path": str(path), "threads": 1}
+    config = {"models": {"m": model}, "log_level": "debug", "log_json": True}
+    with ServerProcess(tmp_path / "server", config) as server:
+        server.wait_ready()
+        for schema in ({"type": SECRET}, {"type": "string", "pattern": "(" + SECRET}, {"$ref": "#/" + SECRET}):
+            assert server.chat(SECRET, response_format=formatted(schema)).status == 400
+        assert server.complete(SECRET, grammar=f"root ::= {SECRET} (").status == 400
+        assert server.complete(SECRET, max_tokens=2).status == 200
+        server.wait_idle()
+        assert server.records("generation finished", outcome="ok")
+        assert SECRET not in server.log
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -221,6 +221,25 @@ def test_a_model_that_was_removed_and_is_back_before_its_last_request_has_ended_
     assert (there.seen["loads"], there.seen["unloads"]) == (1, 0)
 
 
+def test_a_server_to_which_a_model_returns_before_its_last_request_there_has_ended_is_not_unloaded(remote, serve):
+    there, other = remote(), remote()
+    server = serve({"asr": model(there.url)}, drain_timeout=300)
+    running = server.begin("x", path="/infer?model=asr&delay=600")
+    wait_until(lambda: there.seen["inferences"] == 1, "it is asked")
+
+    reload(server, {"asr": model(other.url)})
+    assert infer(server, "asr").status == 200
+    assert other.seen["inferences"] == 1
+    reload(server, {"asr": model(there.url)})
+    assert infer(server, "asr").status == 200
+    running.reset()
+    wait_replicas(server, "asr")
+
+    assert infer(server, "asr").status == 200
+    assert (there.seen["loads"], there.seen["unloads"], other.seen["unloads"]) == (1, 0, 1)
+    wait_until(lambda: server.metric("memory_bytes", device="host", kind="held") == GIB, "it is held once")
+
+
 def test_a_replaced_use_of_a_server_ends_with_its_own_work_and_not_with_that_of_its_successor(remote, serve):
     there = remote()
     server = serve({"asr": model(there.url)}, drain_timeout=300)

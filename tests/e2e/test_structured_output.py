@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import threading
 
 import openai
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from tests import models
+from tests.faults.leftovers import ended_once
 from tests.grammars import BAD_SCHEMAS, BAD_TEXTS, ENDLESS, PERSON, nested, valid
 from tests.processes import lives
 from tests.serving import CHAT, COMPLETIONS, ServerProcess, fake, wait_until
@@ -213,6 +215,35 @@ def test_who_leaves_while_a_grammar_compiles_gives_the_slot_back(serve, tiny_mod
     pending.reset()
     server.wait_sequences(0)
     assert server.complete("x", max_tokens=2).status == 200
+
+
+def test_who_waits_for_a_grammar_when_the_server_stops_is_told_and_it_ends_in_order(serve, tiny_model):
+    server = serve(model(tiny_model, slots=1) | {"shutdown_timeout": 0.5, "log_json": True})
+    slow = [server.begin("x", guided_json=ENDLESS, stream=stream) for stream in (False, True)]
+    server.wait_sequences(2)
+    children = server.children()
+    server.process.send_signal(signal.SIGTERM)
+    for one in slow:
+        answer = one.answer()
+        assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+    assert server.process.wait(30) == 0
+    wait_until(lambda: not any(map(lives, children)), "every child is gone")
+    ended_once(server, 2)
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+def test_an_unload_waits_for_those_who_wait_for_a_grammar(serve, tiny_model):
+    server = serve(model(tiny_model, slots=1) | {"log_json": True})
+    slow = server.begin("x", guided_json=ENDLESS)
+    behind = server.begin(PROMPT, max_tokens=20, guided_choice=["yes", "no"])
+    server.wait_sequences(2)
+    server.admin("/admin/models/m/unload", "POST")
+    wait_until(lambda: server.replica()["state"] == "draining", "it takes nothing more")
+    assert slow.answer().status == 400
+    assert behind.answer().text in {"yes", "no"}
+    wait_until(lambda: server.replica()["state"] == "stopped", "it is unloaded")
+    ended_once(server, 2)
 
 
 def test_a_request_that_an_engines_death_overtakes_keeps_its_grammar(serve, tiny_model):

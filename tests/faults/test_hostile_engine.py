@@ -252,6 +252,22 @@ async def test_slots_that_an_engine_lends_can_be_taken_until_it_wants_them_back(
 
 
 @looped
+async def test_a_sequence_that_is_set_aside_again_and_again_sets_something_off_once():
+    """Whoever is told looks at queues and replicas."""
+    hearing = Hearing(default_credit())
+    told = []
+    hearing.engine._on_slot_free = lambda: told.append(hearing.engine.free_slots)
+    free = hearing.engine.free_slots
+    for aside in [True] * 10 + [False, True] * 10:
+        hearing.say(0, wire.encode(wire.Aside(1, aside=aside)))
+        await turns(3)
+        assert_sound(hearing)
+    assert told == [free + 1]
+    assert hearing.engine.free_slots == free, "it has wanted its own back"
+    hearing.close()
+
+
+@looped
 async def test_an_engine_lends_no_more_slots_than_a_number(monkeypatch):
     """However many sequences it sets aside: they have left the queue that has a limit."""
     monkeypatch.setattr(wire, "MOST_ASIDE", 2)

@@ -46,6 +46,8 @@ def test_a_file_that_aborts_the_process_in_its_load_is_told_with_the_assertion_t
     assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
     reason = wait_until(lambda: server.get("/readyz").json["models"]["native"].get("reason"), "the cause is shown")
     assert reason in answer.error["message"]
+    assert "SIGABRT" in reason
+    assert "id_to_token.size() == token_to_id.size()" in reason, "the engine's last words"
     assert_untouched(server, reader)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.faults.leftovers import all_gone, ended_once
 from tests.serving import COMPLETIONS, fake, script, wait_until
 
@@ -34,6 +36,8 @@ def test_sigterm_under_load_lets_finish_what_can_tells_all_others_and_leaves_not
         lambda: server.records("waiting for running requests; a second signal ends them"), "it says so"
     )
     assert waits["at_most_s"] == 2
+    with pytest.raises(ConnectionRefusedError):
+        server.raw(b"")
     newcomer.request("POST", COMPLETIONS, b'{"prompt":"hi"}')
     refused = newcomer.getresponse()
     assert (refused.status, b'"shutting_down"' in refused.read()) == (503, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
@@ -85,6 +86,7 @@ class PlayedUpstream:
         self.behaviour = behaviour
         self.slots = slots
         self.dead = False
+        self.ready_since = time.monotonic()
         self.connections: list[Connection] = []
         self.bodies: list[bytes] = []
         self.unreachable: list[str] = []

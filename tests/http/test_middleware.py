@@ -93,6 +93,45 @@ def test_every_answer_has_an_id_and_every_request_a_line_with_it(loopback):
     assert all(line["duration_ms"] >= 0 for line in log.lines)
 
 
+def test_a_refusals_line_has_the_code_of_its_answer_and_any_other_has_none(loopback):
+    answers, log = ask(
+        loopback,
+        get("/ok"),
+        get("/nowhere"),
+        get("/ok", method="POST"),
+        get("/overloaded"),
+        get("/bug"),
+        get("/teapot"),
+        b"NONSENSE\r\n\r\n",
+    )
+    codes = [line["code"] for line in log.lines]
+    assert codes == [answer.error["code"] if answer.status > 200 else None for answer in answers]
+    assert codes[:5] == [None, "not_found", "method_not_allowed", "overloaded", "internal_error"]
+
+
+def test_on_infer_the_line_has_the_code_that_infer_tells(loopback):
+    async def scenario(server):
+        client = await server.connect()
+        answer = await client.post(b"", path="/infer?model=x")
+        return json.loads(answer.body)["code"], await server.log.wait_lines(1)
+
+    async def full(_: web.Request) -> web.Response:
+        raise errors.Overloaded("the queue is full")
+
+    code, (line,) = loopback(lambda app: app.router.add_post("/infer", full), scenario)
+    assert (line["code"], line["path"]) == (code, "/infer") == ("QUEUE_FULL", "/infer")
+
+
+@pytest.mark.parametrize(
+    "target", ["/ok?model=x&prompt=secret", "/ok#secret", "/ok?#secret?secret", "/no?secret", "http://x/ok?secret"]
+)
+def test_the_line_has_the_path_without_its_query(loopback, target):
+    """What is in the query goes on to a model's server, and may be a prompt."""
+    _, log = ask(loopback, get(target))
+    assert "secret" not in repr(log.lines)
+    assert target.startswith(log.lines[0]["path"])
+
+
 def test_a_safe_id_of_the_caller_is_kept_and_an_unsafe_one_is_not(loopback):
     (kept, replaced), _ = ask(loopback, get("/ok", "X-Request-Id: my-id_1\r\n"), get("/ok", "X-Request-Id: a b;c\r\n"))
     assert kept.headers["x-request-id"] == "my-id_1"

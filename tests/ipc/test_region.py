@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import resource
 import struct
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from slimproc.engines import loop
 from slimproc.errors import RingCorrupt
 from slimproc.ipc import region
 from slimproc.ipc.region import BlackBox, Progress, create_region
-from slimproc.ipc.ring import RingReader, RingWriter
-from slimproc.ipc.wire import STEP
+from slimproc.ipc.ring import _HEADER as FRAME_HEADER
+from slimproc.ipc.ring import PAD, RingReader, RingWriter
+from slimproc.ipc.wire import EVENT, STEP
+from tests.documents import ROOT
 
 MiB = 1 << 20
 
@@ -54,6 +58,55 @@ def test_the_header_says_what_the_format_page_says(fd):
     assert fields == (b"SLPRING1", 1, 0, 4096, MiB, 2**63 + 1, 3, 3, MiB // 8, os.getpid())
     assert os.fstat(fd).st_size % mmap.PAGESIZE == 0
     assert not os.get_inheritable(fd)
+
+
+KINDS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "bytes": "s"}
+
+
+def table(heading):
+    """(offset, format as ``struct`` spells it) of each row of the table under a heading of the format page."""
+    for offset, kinds in re.findall(r"^\| (\d+) \| ([^|]+) \|", section(heading), re.MULTILINE):
+        parts = [part.replace(" \N{MULTIPLICATION SIGN} ", " ").rpartition(" ") for part in kinds.split(", ")]
+        yield int(offset), "".join(count + KINDS[kind] for count, _, kind in parts)
+
+
+def section(heading):
+    page = (ROOT / "docs" / "ring-format.md").read_text("utf-8")
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def gapless(rows):
+    """Their formats as one, each row at the offset where the one before ends."""
+    whole = "<"
+    for offset, kinds in rows:
+        assert offset == struct.calcsize(whole)
+        whole += kinds
+    return whole
+
+
+def test_the_tables_of_the_format_page_are_the_codes():
+    rows = dict(table("Region"))
+    header = [row for row in rows.items() if row[0] < region._PROGRESS_AT]
+    assert gapless(header) == region._HEADER.format + region._HEADER_CRC.format[1:]
+    assert {offset: kinds for offset, kinds in rows.items() if offset >= region._PROGRESS_AT} == {
+        region._PROGRESS_AT: region._PROGRESS.format[1:],
+        region._BLACK_BOX_AT: region._BLACK_BOX.format[1:] + "nQ",
+        region.INSIDE_AT: "B",
+    }
+    *head, (payload, kinds) = table("Frame")
+    assert gapless(head) == "<IIIHH", "type and flags are the two halves of the code's last field"
+    assert (payload, kinds) == (FRAME_HEADER.size, "ns")
+
+
+def test_the_numbers_of_the_format_page_are_the_codes():
+    said = " ".join((section("Region") + section("Frame")).split())
+    assert f"{region.HEADER_BYTES} bytes of header" in said
+    assert f"magic `{region._MAGIC.decode()}`" in said
+    assert f"flags: {region._FLAG_CRC} checksums are on, {region._FLAG_PIPE} credit goes by pipe" in said
+    assert f"the last {region.MAX_RIDS})" in said
+    assert f"type: {STEP} step, {PAD} padding, {EVENT} event" in said
+    phases = loop.PHASE_LOADING, loop.PHASE_IDLE, loop.PHASE_PREFILL, loop.PHASE_DECODE, loop.PHASE_ACCEPT
+    assert "phase {} loads, {} is idle, {} reads prompts, {} decodes, {} takes one command in".format(*phases) in said
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 1000, 32 * 1024, 100_000, 2 << 30])

@@ -346,6 +346,16 @@ async def test_a_model_that_always_fails_to_load_is_given_up_with_its_reason():
 
 
 @looped
+async def test_a_load_that_succeeds_ends_the_row_of_those_that_failed():
+    policy = RestartPolicy(first_wait=0.0, limit=3, window=0.0)
+    async with Keeper(policy=policy) as keeper:
+        policy.failed(time.monotonic(), loading=True)
+        policy.failed(time.monotonic(), loading=True)
+        await keeper.start()
+        assert policy.failed(time.monotonic(), loading=True) is not None
+
+
+@looped
 async def test_a_request_that_another_replica_served_forgives_nothing_while_this_one_loads():
     """Else a replica that never becomes ready would never be given up beside one that works."""
     policy = RestartPolicy(first_wait=0.0, limit=1000, healthy_after=0.0)

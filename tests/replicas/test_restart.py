@@ -61,6 +61,31 @@ def test_loads_that_take_long_to_fail_are_given_up_after_as_many():
     assert restarts.failed(10_000, loading=True) is None, "a try that somebody asks for later is one try"
 
 
+def test_deaths_of_days_ago_do_not_count_when_a_load_fails():
+    restarts = policy()
+    for now in (0, 50, 100, 150):
+        restarts.failed(now)
+    restarts.loaded()
+    assert [restarts.failed(now, loading=True) for now in (300_000, 300_500)] == [0, 1]
+
+
+def test_loads_that_fail_are_counted_anew_after_one_that_did_not():
+    restarts = policy()
+    for now in (0, 400, 800, 1200):
+        restarts.failed(now, loading=True)
+    restarts.loaded()
+    assert [restarts.failed(now, loading=True) for now in (1600, 2000, 2400, 2800, 3200)] == [0, 1, 2, 4, None]
+
+
+def test_deaths_and_loads_that_fail_count_together_within_the_window():
+    restarts = policy()
+    waits = []
+    for now in (0, 20, 40, 60, 80):
+        waits.append(restarts.failed(now, loading=now % 40 == 0))
+        restarts.loaded()
+    assert waits == [0, 1, 2, 4, None]
+
+
 def test_a_server_that_is_not_ours_and_is_down_for_a_week_is_tried_every_minute():
     restarts = policy(endless=True)
     assert all(restarts.failed(60.0 * minute, loading=True) <= 60 for minute in range(10_000))

@@ -156,6 +156,33 @@ async def test_chunks_that_are_none_are_told_to_whoever_reads(rest):
         answer.close()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"a secret HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\na secret header\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\na secret\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\na secret",
+        b"",
+    ],
+    ids=["status", "header", "chunk", "length", "nothing"],
+)
+@looped
+async def test_the_log_says_that_an_upstream_broke_off_and_quotes_neither_the_query_nor_the_answer(answer, caplog):
+    async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.write_eof()
+
+    async with serving(fail) as (server, forwarder):
+        with pytest.raises(BackendFailed):
+            await asyncio.wait_for(whole(forwarder, server.url + "?prompt=secret"), 10)
+    (record,) = caplog.records
+    assert record.message == "an upstream broke off"
+    assert record.fields["reason"]
+    assert "secret" not in repr(record.fields)
+
+
 @looped
 async def test_redirects_and_cookies_are_not_ours_to_follow():
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,6 +11,8 @@ from slimproc.errors import LoadFailed
 _MOST_LAYERS = 4096
 """A config.json that asks for more is broken, and building so many would take the memory before anything is compared."""
 _MOST_JSON = 1 << 28
+_LENGTH = 8
+"""Bytes that stand before the header of a file of weights. Of fewer, mlx does not say which file has them."""
 
 
 class ModelDirectory:
@@ -106,6 +108,8 @@ class ModelDirectory:
                 _fail(file, _reason(error))
             if head.startswith(b"version https://git-lfs"):
                 _fail(file, "this is a pointer of Git LFS, not the weights; fetch them with git lfs pull")
+            if len(head) <= _LENGTH:
+                _fail(file, f"it has only {len(head)} bytes, an incomplete download?")
         return files
 
     def _object(self, name: str, *, required: bool = True) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from slimproc.engines.mlx import library
@@ -41,13 +42,12 @@ class LoadedModel:
         progress(0.05)
         self.threads = settings.threads or default_threads(usable_cores())
         library.limit_threads(self.threads)
-        self._name = str(directory.path)
-        self.vocabulary: Vocabulary = self._attempt(lambda: Vocabulary(directory))
+        self.vocabulary: Vocabulary = self._attempt(lambda: Vocabulary(directory), directory.path / "tokenizer.json")
         progress(0.15)
-        model = self._attempt(lambda: library.load_model(directory.path)[0])
+        model = self._attempt(lambda: library.load_model(directory.path)[0], directory.path)
         progress(0.9)
         self.network = Float32Logits(model)
-        self._attempt(self._try)
+        self._attempt(self._try, directory.path)
         self._weights = library.parameters(model)
         self.slots = settings.slots
         self.context_tokens = _context_tokens(settings, directory.trained_context)
@@ -102,19 +102,19 @@ class LoadedModel:
         self.rewinds: bool = library.can_trim(cache)
         """Whether a sequence's last tokens can be taken back; a recurrent state knows no past."""
 
-    def _attempt(self, work: Callable[[], Result]) -> Result:
-        """Anything that goes wrong in the libraries is the directory's fault. Only memory can come back."""
+    @staticmethod
+    def _attempt(work: Callable[[], Result], path: Path) -> Result:
+        """Anything that goes wrong in the libraries is the fault of what lies at ``path``. Only memory can come back."""
         try:
             return work()
         except BaseException as error:
             if not is_failure(error):
                 raise
-            lines = str(error).strip().splitlines()
-            reason = (lines[0][:300] if lines else "") or type(error).__name__
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             if isinstance(error, (KeyError, AttributeError, TypeError, ZeroDivisionError)):
                 reason = f"{type(error).__name__}: {reason}"  # their texts alone say little
             scarce = isinstance(error, MemoryError) or "allocate" in reason
-            raise LoadFailed(f"{self._name}: {reason}", permanent=not scarce, scarce=scarce) from error
+            raise LoadFailed(f"{path}: {reason}", permanent=not scarce, scarce=scarce) from error
 
 
 class Float32Logits:

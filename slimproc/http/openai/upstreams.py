@@ -35,7 +35,7 @@ def reaching_upstreams(gateway: Gateway, route: web.RouteDef) -> web.RouteDef:
         model = None
         try:
             body = await gateway.read_body(http)
-            model = gateway.config.resolve_model(decode(body, _named).model)
+            model = gateway.resolve(http, decode(body, _named).model)
             if model.upstream is not None:
                 if model.max_body is not None and len(body) > model.max_body:
                     raise BodyTooLarge(f"the body has {len(body)} bytes; the limit is {model.max_body}")

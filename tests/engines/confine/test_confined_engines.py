@@ -107,6 +107,22 @@ def test_an_mlx_model_is_loaded_and_follows_a_grammar(tmp_path, wanted):
 
 
 @linux
+def test_an_mlx_model_is_loaded_from_the_hubs_cache_where_all_its_files_are_links(tmp_path):
+    pytest.importorskip("mlx_lm", reason="MLX is not installed here (pip install 'slimproc[mlx]')")
+    repository = tmp_path / "hub" / "models--org--name"
+    for folder in ("blobs", "refs", "snapshots/abc"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    for number, file in enumerate(mlx_tiny_random(tmp_path / "model").iterdir()):
+        file.rename(repository / "blobs" / f"{number}a1b")
+        (repository / "snapshots" / "abc" / file.name).symlink_to(f"../../blobs/{number}a1b")
+    config = {"models": {"m": {"backend": "mlx", "path": "hf:org/name", "slots": 1}}}
+    with ServerProcess(tmp_path / "server", config, HF_HUB_CACHE=str(tmp_path / "hub")) as server:
+        assert server.wait_ready().replica()["details"]["confinement"].split()[0] == "strict"
+        assert server.complete("x", max_tokens=8, guided_choice=["yes", "no"]).text in ("yes", "no")
+
+
+@linux
 def test_where_memory_runs_out_an_engine_goes_before_the_front(tmp_path):
     with ServerProcess(tmp_path / "server", fake()) as server:
         pids = server.wait_ready().replica()["pid"], server.process.pid

@@ -209,6 +209,33 @@ def test_it_can_be_cancelled_while_it_waits(front, backend):
     assert backend.added == [2, 3]
 
 
+def test_it_can_be_cancelled_while_the_refusal_of_one_before_it_waits_for_room(front, backend):
+    """Both have been compiled, in one step. A publisher that waits hears commands."""
+    publish = front.publisher.publish_event
+
+    def hear_first(event):
+        if event.rid == 1:
+            front.loop._handle(wire.Cancel(2))
+        publish(event)
+
+    front.publisher.publish_event = hear_first
+    backend.hold.clear()
+    front.submit(1, grammar=WRONG)
+    front.submit(2, grammar=XS)
+    front.wait(lambda: len(asides(front)) == 2)
+    backend.gate.clear()
+    front.submit(3)
+    front.wait(lambda: backend.sequences)
+    backend.hold.set()
+    front.wait(lambda: front.loop._grammars._done.qsize() == 2)
+    backend.gate.set()
+    assert front.wait_end(1).param == "response_format"
+    assert front.wait_end(2).finish == Finish.CANCELLED
+    front.submit(4, max_tokens=1, grammar=XS)
+    assert front.wait_end(4).finish == Finish.LENGTH
+    assert backend.added == [3, 4]
+
+
 def test_what_nobody_waits_for_any_more_does_not_keep_the_engine_awake(front, backend):
     backend.hold.clear()
     front.submit(1, grammar=XS)

@@ -1,7 +1,11 @@
-"""Settings that native code is given as they are: the KV's type, flash attention, mmap."""
+"""Settings that native code is given as they are: the KV's type, flash attention, mmap, GPU layers; and OpenMP's own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -63,3 +67,56 @@ def test_without_mmap_nothing_is_left_mapped_that_another_could_cut_short(open_e
         path = tiny_random(tmp_path / name)
         open_engine(path, **changes)
         assert (str(path) in Path("/proc/self/maps").read_text()) is (not changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "flash"),
+    [
+        ({}, 3, True),
+        ({"gpu_layers": 1}, 1, True),
+        ({"gpu_layers": 99}, 3, True),
+        ({"gpu_layers": 0}, 0, False),
+        ({"flash_attention": False}, 3, False),
+    ],
+    ids=str,
+)
+def test_where_there_is_a_gpu_all_layers_go_there_unless_fewer_are_asked_for(
+    open_engine, monkeypatch, changes, layers, flash
+):
+    """Two layers and the last one; the library here only says that it has a GPU, and computes on the CPU as ever."""
+    monkeypatch.setattr("slimproc.engines.llama_cpp.model.lib.llama_supports_gpu_offload", lambda: True)
+    engine = open_engine(**changes)
+    assert [engine.info.details[name] for name in ("gpu_layers", "flash_attention")] == [layers, flash]
+    assert engine.complete("hello", 3).failure is None
+
+
+def test_without_a_gpu_no_layer_goes_there_whatever_is_asked_for(open_engine, monkeypatch):
+    monkeypatch.setattr("slimproc.engines.llama_cpp.model.lib.llama_supports_gpu_offload", lambda: False)
+    details = open_engine(gpu_layers=99).info.details
+    assert (details["gpu_layers"], details["flash_attention"]) == (0, False)
+
+
+# --- before the library is there --------------------------------------------------------------------------------------
+
+
+WATCHED = textwrap.dedent("""
+    import os, sys
+    from pathlib import Path
+
+    def watch(event, arguments):
+        if event == "ctypes.dlopen" and "llama" in str(arguments[0]):
+            print(os.environ.get("GOMP_SPINCOUNT"), "libgomp" in Path("/proc/self/maps").read_text())
+
+    sys.addaudithook(watch)
+    import slimproc.engines.llama_cpp.backend
+""")
+
+
+@pytest.mark.parametrize(("own", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7")], ids=["", "operator's own"])
+def test_how_long_openmp_spins_is_said_before_it_is_loaded_and_an_operators_own_word_stands(own, spins):
+    environ = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    child = subprocess.run(
+        [sys.executable, "-c", WATCHED], capture_output=True, text=True, timeout=60, check=False, env=environ | own
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    assert child.stdout.splitlines()[0] == f"{spins} False"

@@ -25,7 +25,7 @@ def directory(folder: Path, tokenizer: Tokenizer, **config) -> ModelDirectory:
     settings = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    (folder / "model.safetensors").write_bytes(b"-")
+    (folder / "model.safetensors").write_bytes(bytes(9))
     return ModelDirectory(folder)
 
 
