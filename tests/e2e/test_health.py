@@ -27,7 +27,7 @@ def test_liveness_answers_at_once_and_readiness_says_what_is_missing_during_a_lo
 
 
 def test_requests_can_be_refused_while_their_model_loads(serve):
-    server = serve(fake(load_time=1.5) | {"while_loading": "refuse"}, wait=False)
+    server = serve(fake(load_time=5.0) | {"while_loading": "refuse"}, wait=False)
     for stream in (False, True):
         answer = server.complete("hi", stream=stream)
         assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
