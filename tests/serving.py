@@ -258,7 +258,9 @@ class ServerProcess:
         return self.replicas()[index]
 
     def wait_ready(self) -> ServerProcess:
+        """Until every model is ready, with all of its replicas that have been started."""
         wait_until(lambda: self.get("/readyz").status == 200, f"every model is ready; the log says: {self.log}")
+        wait_until(lambda: all(one["state"] != "starting" for one in self.replicas()), "no replica loads any more")
         return self
 
     def wait_sequences(self, *counts: int) -> None:
