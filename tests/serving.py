@@ -150,7 +150,7 @@ class ServerProcess:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._connections: list[http.client.HTTPConnection] = []
-        self.admin_socket = directory / "admin.sock"
+        self.admin_socket = Path(config.get("admin_socket", directory / "admin.sock"))
         full = {"listen": "127.0.0.1:0", "admin_socket": str(self.admin_socket), "state_dir": str(directory / "state")}
         file = directory / "slimproc.yaml"
         file.write_text(yaml.safe_dump(full | config, sort_keys=False))

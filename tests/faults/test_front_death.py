@@ -54,7 +54,6 @@ def test_a_front_killed_in_mid_stream_leaves_nothing_and_the_next_one_serves_at_
         address = f"127.0.0.1:{server.port}"
         config = fake() | {"listen": address, "admin_socket": str(server.admin_socket)}
         with ServerProcess(tmp_path / "second", config) as second:
-            second.admin_socket = server.admin_socket
             assert second.wait_ready().complete("hi", max_tokens=1).status == 200
 
 
