@@ -97,6 +97,8 @@ class Loading:
                 elif await _done(asking, min(self._server.pace.loading, left)):
                     status, asking = await self._hear(asking), None
                     continue
+                if left < self._server.pace.loading:
+                    continue  # a look that the limit cuts short would say that nobody answers
                 seen, absent = await self._look(left, absent)
                 if seen is not None and (asking is None or seen.ready):
                     status = seen  # while its answer is due, only that it is ready counts
