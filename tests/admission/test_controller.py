@@ -311,6 +311,16 @@ async def test_a_shutdown_wants_no_model(open_desk):
     assert desk.controller.demands() == []
 
 
+def retry_after_of_a_full_queue(desk) -> float:
+    """One request has the slot, two wait, and the next one is refused."""
+    waiting = [desk.submit() for _ in range(3)]
+    with pytest.raises(Overloaded) as caught:
+        desk.submit(request())
+    for generation in waiting:
+        generation.close()
+    return caught.value.retry_after
+
+
 @looped
 async def test_retry_after_follows_how_fast_the_queue_drains(open_desk):
     """Thirty a second were served, so the queue of two ahead is gone within the second; with none served, who knows."""
@@ -320,12 +330,7 @@ async def test_retry_after_follows_how_fast_the_queue_drains(open_desk):
         generation = desk.submit()
         engine.finish(max(engine.submits))
         generation.close()
-    waiting = [desk.submit() for _ in range(3)]
-    with pytest.raises(Overloaded) as caught:
-        desk.submit(request())
-    assert caught.value.retry_after == 1
-    for generation in waiting:
-        generation.close()
+    assert retry_after_of_a_full_queue(desk) == 1
 
 
 @looped
@@ -344,9 +349,4 @@ async def test_a_slot_is_not_taken_for_as_long_as_a_grammar_is_compiled(open_des
             generation.times.first_text -= 9.9
             engine.finish(rid)
         generation.close()
-    waiting = [desk.submit() for _ in range(3)]
-    with pytest.raises(Overloaded) as caught:
-        desk.submit(request())
-    assert caught.value.retry_after == 30
-    for generation in waiting:
-        generation.close()
+    assert retry_after_of_a_full_queue(desk) == 30
